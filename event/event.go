@@ -1,0 +1,209 @@
+package event
+
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Event is one thing that happened, as plain data. Every type in this package is one.
+type Event interface {
+	// Kind is a stable snake_case name, used as log message, metric label and trace name.
+	Kind() string
+}
+
+// Sink takes events. Emit may be called from any goroutine, must not block and must not call back
+// into the emitter.
+type Sink interface{ Emit(Event) }
+
+// SinkFunc makes a Sink of a function.
+type SinkFunc func(Event)
+
+// Emit calls f.
+func (f SinkFunc) Emit(e Event) { f(e) }
+
+// Discard takes events and does nothing.
+var Discard Sink = SinkFunc(func(Event) {})
+
+// Tee gives every event to all sinks, in order.
+func Tee(sinks ...Sink) Sink {
+	return SinkFunc(func(e Event) {
+		for _, s := range sinks {
+			s.Emit(e)
+		}
+	})
+}
+
+// Handshakes.
+type (
+	// HandshakeStarted: a handshake with a peer engine was begun; only one is in flight per engine.
+	HandshakeStarted struct {
+		Engine kv.EngineID
+		Addr   string
+	}
+	// HandshakeFinished: it ended. Err is nil when the peer is connected under Gen.
+	HandshakeFinished struct {
+		Engine    kv.EngineID
+		Addr      string
+		Gen       kv.Generation
+		Transport string // of the first rank; empty on failure
+		Why       string // why that transport
+		Took      time.Duration
+		Waiters   int // requests released together
+		Err       error
+	}
+	// PeerGone: a connected peer engine was removed (lost, replaced, evicted).
+	PeerGone struct {
+		Engine kv.EngineID
+		Gen    kv.Generation
+		Reason string
+	}
+)
+
+// Registrations.
+type (
+	// RegistrationSent: D told a P agent where to write.
+	RegistrationSent struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Blocks  int
+	}
+	// RegistrationReceived: P has a registration of D's request.
+	RegistrationReceived struct {
+		Request kv.RequestID // D's id
+		Peer    kv.EngineID  // D
+		Blocks  int
+	}
+	// RegistrationMatched: P paired finished blocks with a registration.
+	RegistrationMatched struct {
+		Request kv.RequestID // P's id
+		Remote  kv.RequestID // D's id
+		Peer    kv.EngineID  // D
+		By      string       // "transfer_id", "id", "base_id"
+	}
+	// RegistrationDropped: a registration ended without a match (expired, malformed, duplicate,
+	// overflow, refused).
+	RegistrationDropped struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Reason  string
+	}
+)
+
+// Transfers.
+type (
+	// TransferPosted: one READ or WRITE was started.
+	TransferPosted struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Rank    kv.Rank
+		Descs   int
+		Bytes   int64
+	}
+	// TransferDone: all its bytes arrived.
+	TransferDone struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Rank    kv.Rank
+		Descs   int
+		Bytes   int64
+		Post    time.Duration
+		Took    time.Duration
+	}
+	// TransferFailed: it could not be posted or did not end well. Phase is "post" or "transfer".
+	TransferFailed struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Rank    kv.Rank
+		Phase   string
+		Err     error
+	}
+	// TransferStopped: no byte of it moves any more.
+	TransferStopped struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Rank    kv.Rank
+	}
+	// NotificationFailed: a notification could not be sent.
+	NotificationFailed struct {
+		Peer kv.EngineID
+		What string
+		Err  error
+	}
+	// NotificationDropped: one came in that nobody waits for, or that cannot be read.
+	NotificationDropped struct {
+		From   string
+		What   string
+		Reason string
+	}
+)
+
+// Receives, leases, grants.
+type (
+	// ReceiveFinished: all of a request's KV is in place on this rank.
+	ReceiveFinished struct {
+		Request   kv.RequestID
+		Peer      kv.EngineID
+		Blocks    int
+		Bytes     int64         // 0 when the backend cannot tell
+		Took      time.Duration // first byte to last; 0 when the backend cannot tell
+		Waited    time.Duration // registration to completion
+		Transport string
+		Why       string
+	}
+	// ReceiveFailed: a request's KV will not come; its blocks may be reused.
+	ReceiveFailed struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Phase   string
+		Err     error
+	}
+	// LeaseTaken: P keeps a finished request's blocks.
+	LeaseTaken struct {
+		Request kv.RequestID
+		Until   time.Duration // from now
+		Blocks  int
+	}
+	// LeaseExtended: a heartbeat named the request.
+	LeaseExtended struct {
+		Request kv.RequestID
+		Until   time.Duration
+	}
+	// LeaseEnded: the blocks are given back. Reason is "sent", "expired", "failed", "cancelled".
+	LeaseEnded struct {
+		Request kv.RequestID
+		Reason  string
+	}
+	// GrantIssued: a peer may write a request's blocks.
+	GrantIssued struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Blocks  int
+	}
+	// GrantRevoked: it may not any more.
+	GrantRevoked struct {
+		Request kv.RequestID
+		Reason  string
+	}
+)
+
+func (HandshakeStarted) Kind() string     { return "handshake_started" }
+func (HandshakeFinished) Kind() string    { return "handshake_finished" }
+func (PeerGone) Kind() string             { return "peer_gone" }
+func (RegistrationSent) Kind() string     { return "registration_sent" }
+func (RegistrationReceived) Kind() string { return "registration_received" }
+func (RegistrationMatched) Kind() string  { return "registration_matched" }
+func (RegistrationDropped) Kind() string  { return "registration_dropped" }
+func (TransferPosted) Kind() string       { return "transfer_posted" }
+func (TransferDone) Kind() string         { return "transfer_done" }
+func (TransferFailed) Kind() string       { return "transfer_failed" }
+func (TransferStopped) Kind() string      { return "transfer_stopped" }
+func (NotificationFailed) Kind() string   { return "notification_failed" }
+func (NotificationDropped) Kind() string  { return "notification_dropped" }
+func (ReceiveFinished) Kind() string      { return "receive_finished" }
+func (ReceiveFailed) Kind() string        { return "receive_failed" }
+func (LeaseTaken) Kind() string           { return "lease_taken" }
+func (LeaseExtended) Kind() string        { return "lease_extended" }
+func (LeaseEnded) Kind() string           { return "lease_ended" }
+func (GrantIssued) Kind() string          { return "grant_issued" }
+func (GrantRevoked) Kind() string         { return "grant_revoked" }
