@@ -1,0 +1,144 @@
+package connector
+
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Role says which halves of a hand-off an engine takes part in.
+type Role string
+
+const (
+	Producer Role = "prefill" // P: computes and sends
+	Consumer Role = "decode"  // D: receives and goes on
+	Both     Role = "both"
+)
+
+// Digest is a hash of everything that a prompt's KV depends on: its tokens, salt and adapter. Two
+// requests of equal digest have equal KV; it guards a hand-off against pairing the wrong requests.
+type Digest [32]byte
+
+// Request is what the engine tells the SchedulerHalf about one request.
+type Request struct {
+	ID           kv.RequestID
+	Params       kv.TransferParams
+	PromptTokens int
+	Digest       Digest
+}
+
+// FinishReason is how a request left the engine.
+type FinishReason string
+
+const (
+	FinishLength FinishReason = "length"
+	FinishStop   FinishReason = "stop"
+	FinishAbort  FinishReason = "abort"
+	FinishError  FinishReason = "error"
+)
+
+// OutcomeKind says what the engine must do with a request that the workers are done with.
+type OutcomeKind uint8
+
+const (
+	// Received: every rank has the whole KV; the request may run.
+	Received OutcomeKind = iota
+	// ReceiveFailed: the KV will not come and nobody writes its blocks any more.
+	ReceiveFailed
+	// Released: held blocks of a finished or aborted request may be freed.
+	Released
+)
+
+// Outcome is one request's result, given to the engine once all ranks have reported.
+type Outcome struct {
+	ID   kv.RequestID
+	Kind OutcomeKind
+	Err  *Error // set for ReceiveFailed, and for Released when the blocks were not delivered
+	// Receive facts for the access line; zero unless Kind is Received.
+	Transfer TransferFacts
+}
+
+// TransferFacts is what is known about a finished receive.
+type TransferFacts struct {
+	Blocks    int
+	Bytes     int64
+	Took      time.Duration // first byte to last, slowest rank; 0 when the backend cannot tell
+	Waited    time.Duration // registration sent to completion
+	Transport string
+	Why       string
+}
+
+// StepMeta is what SchedulerHalf wants the workers to do. It is plain data that survives msgpack,
+// the same for every rank. It need not wait for an engine step: the driver delivers it as soon as
+// it is not empty.
+type StepMeta struct {
+	// Registrations: D sends these to P, in order.
+	Registrations []Registration
+	// Processing: P has begun to compute these and will finish or drop each.
+	Processing []kv.RequestID
+	// Finished: P's blocks are complete; the lease starts now.
+	Finished []FinishedBlocks
+	// Dropped: P will not deliver these (aborted, failed, no blocks).
+	Dropped []kv.RequestID
+	// Cancels: D does not want these any more; revoke, then report as failed.
+	Cancels []kv.RequestID
+	// Heartbeats: who waits for whom. A replacement of the whole set: what is not named stops.
+	Heartbeats    []HeartbeatGroup
+	HasHeartbeats bool
+}
+
+// Registration is D's wish to be written to, before ranks add their grants.
+type Registration struct {
+	ID         kv.RequestID // D's id
+	TransferID kv.TransferID
+	Blocks     kv.BlockIDs // D's logical blocks that it lacks, per group
+	StartToken int         // absolute position of the first token of the first block, per group 0
+	NumTokens  int         // prompt tokens: P's list is clipped to these
+	Digest     Digest
+	Peer       PeerAddr
+}
+
+// PeerAddr is a peer engine's coordinates as a request names them.
+type PeerAddr struct {
+	Engine kv.EngineID
+	Host   string
+	Port   int
+	TP     int
+	PP     int
+}
+
+// FinishedBlocks is what P has computed for one request and keeps under a lease.
+type FinishedBlocks struct {
+	ID         kv.RequestID // P's id
+	TransferID kv.TransferID
+	Blocks     kv.BlockIDs   // P's logical blocks from token 0, per group
+	NumTokens  int           // prompt tokens whose KV is in Blocks
+	Lease      time.Duration // remaining, not a clock reading: delivery can only lengthen it
+	Digest     Digest
+}
+
+// HeartbeatGroup is the requests that wait for one peer engine.
+type HeartbeatGroup struct {
+	Peer PeerAddr
+	IDs  []kv.RequestID // ids as the peer may know them
+}
+
+// WorkerOutput is what one rank reports. Each id appears once in its list over a request's life.
+type WorkerOutput struct {
+	Rank kv.Rank
+	Sent []SentReport    // P: blocks may be freed as far as this rank is concerned
+	Recv []ReceiveReport // D: arrived whole or failed, and stopped either way
+}
+
+// SentReport ends P's hold of one request on one rank.
+type SentReport struct {
+	ID  kv.RequestID
+	Err *Error // nil when delivered; lease over, write failed, … otherwise
+}
+
+// ReceiveReport ends D's receive of one request on one rank: nobody writes its blocks any more.
+type ReceiveReport struct {
+	ID       kv.RequestID
+	Err      *Error // nil when every byte is in place
+	Transfer TransferFacts
+}
