@@ -1,0 +1,43 @@
+package peer
+
+import "time"
+
+const (
+	// DefaultQueryTimeout bounds the dial and each question of a handshake: what stock clients wait
+	// (nixl-connector.md, section 2.1).
+	DefaultQueryTimeout = 5 * time.Second
+	// DefaultHandshakeTimeout bounds a whole handshake, waiting for a slot included, however many
+	// ranks there are and however slowly each of them answers.
+	DefaultHandshakeTimeout = 30 * time.Second
+	// DefaultTTL is how long a peer stays connected without use (engine_ttl of stock).
+	DefaultTTL = time.Hour
+	// DefaultMaxParallel bounds the sockets that a burst of new peers opens at once.
+	DefaultMaxParallel = 64
+	// DefaultMaxPeers bounds the table, connected peers and handshakes together. Fleets have
+	// hundreds of engines; what is beyond is a mistake or an attack.
+	DefaultMaxPeers = 4096
+
+	// slotPatience is how long a handshake may hold a slot. A healthy peer answers in milliseconds;
+	// a mute one must not hold what others wait for.
+	slotPatience = 250 * time.Millisecond
+	// maxWaiters bounds the callers that wait for one handshake; an engine has fewer requests.
+	maxWaiters = 1 << 16
+	// maxRanks bounds the ranks asked in one handshake: no engine has more shards.
+	maxRanks = 1024
+	// maxAddrs bounds the addresses under which one connected engine is known. One engine has a
+	// name or two per network; the oldest is forgotten.
+	maxAddrs = 8
+	// maxEarlyLosses bounds the losses remembered for a handshake that is adding agents. Past it
+	// the handshake fails, since one of its own may be among them.
+	maxEarlyLosses = 1024
+
+	// maxPayload bounds one rank's pre-encoded metadata. Large models need tens of kilobytes.
+	maxPayload = 8 << 20
+	// maxRequest bounds what a client of the listener may send: a good request has 17 bytes, and
+	// some slack lets an odd one be named in the warning.
+	maxRequest = 4 << 10
+	// warnEvery and warnBurst limit warnings about bad requests, so that a port scanner cannot
+	// fill a log: warnBurst at once, then one per warnEvery.
+	warnEvery = 10 * time.Second
+	warnBurst = 5
+)
