@@ -1,0 +1,32 @@
+// Package wire holds every message of the NIXL connector protocol that crosses a wire: its Go type,
+// an appender and a strict decoder. It has no state, no I/O, no clock and no goroutines; every
+// function may be called from any goroutine and none blocks.
+//
+//	message            bytes                                         direction
+//	-----------------  --------------------------------------------  -------------------------------
+//	HandshakeRequest   msgpack [bin magic, pp, tp]                   worker -> peer's side channel
+//	HandshakePayload   msgpack map of 2, first reply frame           side channel -> worker
+//	AgentMetadata      msgpack map inside the payload (19/20/21 keys side channel -> worker
+//	                   for versions 12/13/14, plus "kvferry")
+//	clock              msgpack float64, second reply frame           side channel -> worker
+//	PushReg            "PUSH_REG:" msgpack map of 11 keys and more   D -> P, notification
+//	Heartbeat          "HB:" ids joined by ','                       D -> P, notification
+//	PushFail           "PUSH_FAIL:" id ':' P's TP size               P -> D, notification
+//	Completion         id ':' n                                      push P -> D, pull D -> P
+//	CompatFactors      SHA-256 of canonical JSON, in the payload     side channel -> worker
+//	TransferParams     JSON object kv_transfer_params                router <-> engine
+//
+// Sources: nixl-connector.md sections 2.2, 2.3, 2.6, 5, 8.1. The tests compare with bytes captured
+// from stock engines (testdata).
+//
+// # What decoders promise
+//
+// A decoder never panics, never recurses with its input, and allocates at most a small multiple of
+// the bytes it was given: counts in headers are checked against the bytes that follow before
+// anything is allocated. Its result shares no memory with its input. Unknown keys are skipped, of
+// duplicate keys the last one counts, str and bin are told apart, an int is neither a float nor a
+// bool. Bytes behind the message are refused. Errors are *DecodeError or, for the JSON parameters,
+// *ParamError; both name the field.
+//
+// Where a decoder is stricter than the stock one its comment says so.
+package wire

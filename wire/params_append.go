@@ -1,0 +1,89 @@
+package wire
+
+import (
+	"math"
+	"strconv"
+
+	"github.com/kvferry/kvferry/kv"
+)
+
+// AppendTransferParams appends the kv_transfer_params of an engine's response: the keys of
+// nixl-connector.md section 8.1 in their order, without spaces. remote_blocks_expiry_time is left
+// out in push and null in pull if p has none; remote_prefill_cached_tokens is left out if p has
+// none. Keys that only requests carry (prompt_token_ids, transfer_id) are never written.
+//
+// The texts of p must be UTF-8.
+func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {
+	b := append(dst, `{"do_remote_prefill":`...)
+	b = strconv.AppendBool(b, p.DoRemotePrefill)
+	b = append(b, `,"do_remote_decode":`...)
+	b = strconv.AppendBool(b, p.DoRemoteDecode)
+	b = append(b, `,"remote_block_ids":`...)
+	b = appendJSONBlockIDs(b, p.RemoteBlockIDs)
+	b = append(b, `,"remote_engine_id":`...)
+	b = appendJSON(b, string(p.RemoteEngineID))
+	b = append(b, `,"remote_request_id":`...)
+	b = appendJSON(b, string(p.RemoteRequestID))
+	b = append(b, `,"remote_host":`...)
+	b = appendJSON(b, p.RemoteHost)
+	for _, n := range []struct {
+		key   string
+		value int
+	}{
+		{`,"remote_port":`, p.RemotePort},
+		{`,"tp_size":`, p.TPSize},
+		{`,"dcp_size":`, p.DCPSize},
+		{`,"pp_size":`, p.PPSize},
+		{`,"remote_num_tokens":`, p.RemoteNumTokens},
+	} {
+		b = append(b, n.key...)
+		b = strconv.AppendInt(b, int64(n.value), 10)
+	}
+	if p.Mode != kv.Push {
+		b = append(b, `,"remote_blocks_expiry_time":`...)
+		b = appendJSONFloat(b, p.RemoteBlocksExpiry)
+	}
+	b = append(b, `,"transfer_mode":`...)
+	b = appendJSON(b, string(p.Mode))
+	if p.CachedTokens != nil {
+		b = append(b, `,"remote_prefill_cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(*p.CachedTokens), 10)
+	}
+	return append(b, '}')
+}
+
+func appendJSONBlockIDs(b []byte, ids kv.BlockIDs) []byte {
+	if ids == nil {
+		return append(b, "null"...)
+	}
+	b = append(b, '[')
+	for i, g := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, '[')
+		for j, id := range g {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendUint(b, uint64(id), 10)
+		}
+		b = append(b, ']')
+	}
+	return append(b, ']')
+}
+
+// appendJSONFloat writes null for what JSON has no number for.
+func appendJSONFloat(b []byte, f *float64) []byte {
+	if f == nil || math.IsNaN(*f) || math.IsInf(*f, 0) {
+		return append(b, "null"...)
+	}
+	start := len(b)
+	b = strconv.AppendFloat(b, *f, 'g', -1, 64)
+	for _, c := range b[start:] {
+		if c == '.' || c == 'e' {
+			return b
+		}
+	}
+	return append(b, ".0"...)
+}
