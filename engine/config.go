@@ -1,0 +1,211 @@
+package engine
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Config says what an engine is. Zero values mean the defaults in the comments.
+type Config struct {
+	// EngineID names the engine to its peers. Default: a random UUID, so that an engine that
+	// restarts is never taken for its predecessor.
+	EngineID kv.EngineID
+	// Role says which hand-offs are accepted. Default: connector.Both.
+	Role connector.Role
+	// Model is the model to run. Default: model.Tiny().
+	Model *model.Model
+	// ServedName is what clients and the compatibility hash call the model. Default: its own name.
+	ServedName string
+
+	// BlockSize is in tokens. Default 16.
+	BlockSize int
+	// Layout is the order of dimensions in a block: LBHNC (default) or LBNHC.
+	Layout model.Layout
+	// NumBlocks is the size of the KV cache. Default 1024.
+	NumBlocks int
+	// NoPrefixCache turns the prefix cache off.
+	NoPrefixCache bool
+
+	// MaxBatchTokens is the most tokens that one step computes, over all requests. Default 256.
+	MaxBatchTokens int
+	// MaxRunning is the most requests in one step. Default 32.
+	MaxRunning int
+	// MaxQueue is the most requests that wait to run or for a peer; one more is refused with
+	// KindOverload. Default 256.
+	MaxQueue int
+	// Threads is the most goroutines that compute at a time. Default: runtime.GOMAXPROCS(0).
+	// It never changes a token.
+	Threads int
+
+	// Lease is how long a finished prompt's blocks are kept for a decode engine that does not come
+	// or is silent. Default 30 s.
+	Lease time.Duration
+	// RegistrationTimeout is how long a request waits for a silent prefill engine before it fails.
+	// Default 480 s, the stock value.
+	RegistrationTimeout time.Duration
+
+	// SideChannel is the HOST:PORT at which peers ask for this engine's metadata; port 0 picks a
+	// free one. Default 127.0.0.1:0.
+	SideChannel string
+	// AdvertiseHost is the host that Coordinates and answers name. Default: SideChannel's host.
+	AdvertiseHost string
+	// AgentListen is the HOST:PORT of the transfer agent. Default 127.0.0.1:0.
+	AgentListen string
+	// Transport chooses the transfer agent: "auto" (default) or "tcp".
+	Transport string
+
+	// VLLMVersion and ConnectorVersion enter the compatibility hash: peers with other values refuse
+	// the handshake. Defaults "0.32.0" and 14. ConnectorVersion may be 12 to 14.
+	VLLMVersion      string
+	ConnectorVersion int
+
+	// InjectKVFault damages received KV before its request runs, one of the faults in turn per
+	// request. It is the self-test of `kvferry up --check`: an engine that answers the same tokens
+	// with damaged KV proves that the check cannot see. It needs NoPrefixCache, so that damage
+	// cannot outlive its request.
+	InjectKVFault []KVFault
+
+	// Events gets every typed event. Default: event.Discard.
+	Events event.Sink
+	// Log gets a line per finished request and per fault of the engine. Default: slog's discard
+	// handler.
+	Log *slog.Logger
+}
+
+// Transports that Config.Transport knows.
+const (
+	TransportAuto = "auto"
+	TransportTCP  = "tcp"
+)
+
+// Stock peers' numbers, the defaults of Config.
+const (
+	DefaultVLLMVersion      = "0.32.0"
+	DefaultConnectorVersion = 14
+)
+
+// withDefaults fills what is zero.
+func (c Config) withDefaults() Config {
+	if c.EngineID == "" {
+		c.EngineID = kv.EngineID(newUUID())
+	}
+	if c.Role == "" {
+		c.Role = connector.Both
+	}
+	if c.Model == nil {
+		c.Model = model.Tiny()
+	}
+	orString := func(v *string, d string) {
+		if *v == "" {
+			*v = d
+		}
+	}
+	orInt := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	orTime := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	orString(&c.ServedName, c.Model.Config().Name)
+	orInt(&c.BlockSize, 16)
+	orInt(&c.NumBlocks, 1024)
+	orInt(&c.MaxBatchTokens, 256)
+	orInt(&c.MaxRunning, 32)
+	orInt(&c.MaxQueue, 256)
+	orInt(&c.Threads, runtime.GOMAXPROCS(0))
+	orTime(&c.Lease, 30*time.Second)
+	orTime(&c.RegistrationTimeout, 480*time.Second)
+	orString(&c.SideChannel, "127.0.0.1:0")
+	orString(&c.AgentListen, "127.0.0.1:0")
+	orString(&c.Transport, TransportAuto)
+	orString(&c.VLLMVersion, DefaultVLLMVersion)
+	orInt(&c.ConnectorVersion, DefaultConnectorVersion)
+	if c.Events == nil {
+		c.Events = event.Discard
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate reports everything in a Config that no engine can run with; zero values are defaults.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("engine config: "+format, args...)) }
+	between := func(name string, v, lo, hi int) {
+		if v < lo || v > hi {
+			bad("%s is %d, must be %d to %d", name, v, lo, hi)
+		}
+	}
+	switch c.Role {
+	case connector.Producer, connector.Consumer, connector.Both:
+	default:
+		bad("role %q is unknown, use prefill, decode or both", c.Role)
+	}
+	between("block size", c.BlockSize, 1, model.MaxBlockSize)
+	between("number of blocks", c.NumBlocks, 1, 1<<30)
+	between("batch tokens", c.MaxBatchTokens, 1, MaxBatchTokensLimit)
+	between("running requests", c.MaxRunning, 1, MaxRunningLimit)
+	between("queue length", c.MaxQueue, 1, MaxQueueLimit)
+	between("threads", c.Threads, 1, 1024)
+	between("connector version", c.ConnectorVersion, 12, 14)
+	if c.MaxBatchTokens < c.MaxRunning {
+		bad("%d batch tokens are fewer than %d running requests, so that not all could go on in one step",
+			c.MaxBatchTokens, c.MaxRunning)
+	}
+	if len(errs) == 0 && model.CacheBytes(c.Model.Config(), c.BlockSize, 1) > MaxCacheBytes/c.NumBlocks {
+		bad("%d blocks of %d tokens need more than %d bytes", c.NumBlocks, c.BlockSize, MaxCacheBytes)
+	}
+	if c.Layout != model.LBHNC && c.Layout != model.LBNHC {
+		bad("%v, use LBHNC or LBNHC", c.Layout)
+	}
+	if c.Lease < time.Second {
+		bad("lease of %v is below one second", c.Lease)
+	}
+	if c.RegistrationTimeout < time.Second {
+		bad("registration timeout of %v is below one second", c.RegistrationTimeout)
+	}
+	for _, a := range []struct{ name, addr string }{{"side channel", c.SideChannel}, {"agent", c.AgentListen}} {
+		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			bad("%s address: %v, use HOST:PORT", a.name, err)
+		}
+	}
+	if c.Transport != TransportAuto && c.Transport != TransportTCP {
+		bad("transport %q is unknown, use auto or tcp", c.Transport)
+	}
+	for _, f := range c.InjectKVFault {
+		if !slices.Contains(KVFaults, f) {
+			bad("KV fault %q is unknown, use one of %v", f, KVFaults)
+		}
+	}
+	if len(c.InjectKVFault) > 0 && !c.NoPrefixCache {
+		bad("KV faults need the prefix cache to be off, or damaged blocks would be given to other requests")
+	}
+	return errors.Join(errs...)
+}
+
+// newUUID is a random UUID of version 4.
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

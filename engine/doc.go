@@ -1,0 +1,33 @@
+// Package engine is a small real LLM engine around the KV connector, so that the KV that moves is
+// real and every claim can be tried on a laptop.
+//
+//	 HTTP layer                 loop goroutine                        model goroutine
+//	┌──────────┐  Submit   ┌──────────────────────────┐   batch    ┌──────────────────┐
+//	│ Request  │ ────────> │ core.Machine             │ ─────────> │ model.Forward    │
+//	│ Stream   │ <──────── │   block pool, scheduler  │ <───────── │ sampling         │
+//	└──────────┘  Output   │ scheduler half           │   tokens   └──────────────────┘
+//	                       │ text, stop strings       │
+//	                       └───┬──────────────────▲───┘
+//	                  StepMeta │                  │ WorkerOutput
+//	                       ┌───▼──────────────────┴───┐     agent      ┌───────────┐
+//	                       │ worker (one rank)        │ <════════════> │ peers     │
+//	                       └──────────────────────────┘  side channel  └───────────┘
+//
+// # Who owns what
+//
+// The loop goroutine owns the machine (package core), the SchedulerHalf and the text of every
+// request. It never blocks: not on the model, not on a worker, not on a reader. The model goroutine
+// runs one step at a time and owns the scratch memory of the model; the loop knows which blocks it
+// may touch and reuses none of them before it is done. A Stream is a small buffer with a lock,
+// written by the loop and read by one goroutine.
+//
+// Nothing polls: an engine without requests wakes for nothing, and a timer exists only while the
+// machine has a deadline.
+//
+// # KV that comes from a peer
+//
+// A request that hands over its prefill is given blocks at once, whatever the model is doing, and
+// registered with the peer; it joins the batch when every byte has arrived and computes the last
+// prompt token only. Its blocks are given back, after an abort or a failure, only when the worker
+// says that nobody writes them any more.
+package engine

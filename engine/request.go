@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Request is one prompt to be continued. Submit copies nothing: the caller must not change the
+// slices afterwards.
+type Request struct {
+	// ID is the internal id, unique among the requests that live in this engine, including those
+	// whose blocks are still held for a peer.
+	ID     kv.RequestID
+	Prompt []kv.Token // at least one, at most MaxContext()-1
+	// MaxTokens ends the answer with FinishLength. 0 means as many as the context allows.
+	MaxTokens int
+	Sampling  model.Sampling
+	// StopStrings end the answer with FinishStop; the text ends before the first of them.
+	StopStrings []string
+	// StopTokens end the answer with FinishStop. They count as completion tokens and add no text.
+	StopTokens []kv.Token
+	// IgnoreEOS makes the model's own end tokens ordinary ones.
+	IgnoreEOS bool
+	// CacheSalt separates prefix-cache entries: only requests of equal salt share blocks, and a
+	// hand-off pairs only requests of equal salt.
+	CacheSalt string
+	// Params is the hand-off of this request; nil for one that is served here alone.
+	Params *kv.TransferParams
+}
+
+// Output is what Stream.Next gives: the tokens since the last one. Several tokens arrive in one
+// Output if the reader is slower than the engine.
+type Output struct {
+	Tokens []kv.Token // new tokens, in order; empty for a request that ends without one
+	// LogProbs is the natural logarithm of each token's probability under the model itself.
+	LogProbs []float64
+	Text   string     // the text that became certain with them; never half a character or stop string
+	// Finish is empty until the last Output of the request, on which everything below is set.
+	Finish connector.FinishReason
+	// StopString is the stop string that ended the text; empty if none did.
+	StopString string
+	Usage      Usage
+	// Params is what to answer as kv_transfer_params; nil if there is nothing to hand off.
+	Params *kv.TransferParams
+	// Transfer is what is known about the KV that came from a peer; zero if none did.
+	Transfer connector.TransferFacts
+	// Err is set if Finish is FinishError or FinishAbort.
+	Err *RequestError
+}
+
+// Usage counts tokens of one request. Unless the request was preempted or failed, Cached + External
+// + ComputedPrompt equals Prompt.
+type Usage struct {
+	Prompt         int // tokens of the prompt
+	Completion     int // tokens sampled, a stop token included
+	Cached         int // prompt tokens whose KV was in the own prefix cache
+	External       int // prompt tokens whose KV came from a peer and was used
+	ComputedPrompt int // prompt positions computed here; counts a recomputation again
+	Blocks         int // KV blocks of the request at its end
+	Preemptions    int // how often it lost its blocks to an older request
+}
