@@ -70,7 +70,7 @@ type TransferFacts struct {
 
 // StepMeta is what SchedulerHalf wants the workers to do. It is plain data that survives msgpack,
 // the same for every rank. It need not wait for an engine step: the driver delivers it as soon as
-// it is not empty.
+// it is not empty. A worker takes the lists in the order of the fields, each front to back.
 type StepMeta struct {
 	// Registrations: D sends these to P, in order.
 	Registrations []Registration
@@ -78,8 +78,9 @@ type StepMeta struct {
 	Processing []kv.RequestID
 	// Finished: P's blocks are complete; the lease starts now.
 	Finished []FinishedBlocks
-	// Dropped: P will not deliver these (aborted, failed, no blocks).
-	Dropped []kv.RequestID
+	// Dropped: P will not deliver these (aborted, failed, no blocks). Whoever registered for one,
+	// or registers later, is told so.
+	Dropped []DroppedRequest
 	// Cancels: D does not want these any more; revoke, then report as failed.
 	Cancels []kv.RequestID
 	// Heartbeats: who waits for whom. A replacement of the whole set: what is not named stops.
@@ -115,6 +116,14 @@ type FinishedBlocks struct {
 	NumTokens  int           // prompt tokens whose KV is in Blocks
 	Lease      time.Duration // remaining, not a clock reading: delivery can only lengthen it
 	Digest     Digest
+}
+
+// DroppedRequest is a request of P that ends without KV for anybody. It carries what a
+// registration can name it by.
+type DroppedRequest struct {
+	ID         kv.RequestID // P's id
+	TransferID kv.TransferID
+	Reason     string // for D's error message
 }
 
 // HeartbeatGroup is the requests that wait for one peer engine.

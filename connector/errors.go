@@ -18,6 +18,7 @@ const (
 	PhaseWait         Phase = "wait"         // silence of the peer
 	PhaseCancel       Phase = "cancel"       // the request was aborted
 	PhaseLease        Phase = "lease"        // P's hold ended
+	PhaseLimit        Phase = "limit"        // a bound of this engine was reached
 )
 
 // Error names the request, peer and phase of a failed hand-off. Reason survives msgpack, so it is

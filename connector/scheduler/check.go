@@ -1,0 +1,62 @@
+package scheduler
+
+import (
+	"fmt"
+
+	"github.com/kvferry/kvferry/connector"
+)
+
+// check is what a request's parameters must satisfy before anything is kept for it. The parser of
+// the JSON form refuses wrong types; this refuses what cannot work with this engine.
+func (h *Half) check(r connector.Request) error {
+	p := r.Params
+	bad := func(format string, args ...any) error {
+		return &connector.Error{
+			Request: r.ID, Peer: p.RemoteEngineID, Phase: connector.PhaseParams,
+			Reason: fmt.Sprintf(format, args...),
+		}
+	}
+	switch {
+	case r.ID == "":
+		return bad("the request has no id")
+	case r.PromptTokens < 1:
+		return bad("the prompt has %d tokens", r.PromptTokens)
+	case p.DoRemoteDecode && p.DoRemotePrefill:
+		return bad("do_remote_decode and do_remote_prefill are both true; one leg is prefill or decode, not both")
+	case p.DoRemoteDecode && h.cfg.Role == connector.Consumer:
+		return bad("do_remote_decode is true, but engine %q only decodes; send the prefill leg to a prefill engine", h.cfg.Engine)
+	case p.DoRemotePrefill && h.cfg.Role == connector.Producer:
+		return bad("do_remote_prefill is true, but engine %q only prefills; send the decode leg to a decode engine", h.cfg.Engine)
+	}
+	if p.DoRemotePrefill {
+		switch {
+		case p.RemoteEngineID == "":
+			return bad("remote_engine_id is missing; it names the prefill engine")
+		case p.RemoteEngineID == h.cfg.Engine:
+			return bad("remote_engine_id is this engine's own id %q", h.cfg.Engine)
+		case p.RemoteRequestID == "":
+			return bad("remote_request_id is missing; it names the request at the prefill engine")
+		case p.RemoteHost == "":
+			return bad("remote_host is missing; it is where the prefill engine's side channel listens")
+		case p.RemotePort < 1 || p.RemotePort > 65535:
+			return bad("remote_port is %d, want 1 to 65535", p.RemotePort)
+		case p.TPSize != h.cfg.TP:
+			return bad("tp_size is %d and engine %q has %d; unequal tensor-parallel sizes are not supported", p.TPSize, h.cfg.Engine, h.cfg.TP)
+		case p.PPSize != h.cfg.PP:
+			return bad("pp_size is %d and engine %q has %d; unequal pipeline sizes are not supported", p.PPSize, h.cfg.Engine, h.cfg.PP)
+		}
+	}
+	if old := h.requests[r.ID]; old != nil {
+		if old.state == held || old.aborted {
+			return bad("an earlier request of the same id still holds blocks for its transfer; use another id or try again later")
+		}
+		return bad("a request of the same id is running")
+	}
+	if len(h.requests) >= maxRequests {
+		return &connector.Error{
+			Request: r.ID, Peer: p.RemoteEngineID, Phase: connector.PhaseLimit,
+			Reason: fmt.Sprintf("engine %q has %d hand-offs already; try again later", h.cfg.Engine, maxRequests),
+		}
+	}
+	return nil
+}

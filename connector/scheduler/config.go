@@ -1,0 +1,76 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Config is what a Half must know of its engine. Zero durations and a nil Events mean the default.
+type Config struct {
+	Engine kv.EngineID // this engine
+	Host   string      // of its side channel, as peers reach it
+	Port   int         // of its side channel
+	TP     int         // tensor-parallel ranks; default 1
+	PP     int         // pipeline stages; default 1
+	Role   connector.Role
+
+	BlockSize int // tokens per logical block
+
+	// Lease is how long P keeps a finished request's blocks without a sign of life of D. Default
+	// connector.DefaultLease.
+	Lease time.Duration
+	// RegistrationTimeout is how long D waits for a registered request's KV. Default
+	// connector.DefaultRegistrationTimeout.
+	RegistrationTimeout time.Duration
+
+	// Events takes what happens; default event.Discard.
+	Events event.Sink
+}
+
+// withDefaults fills what was left out.
+func (c Config) withDefaults() Config {
+	if c.TP == 0 {
+		c.TP = 1
+	}
+	if c.PP == 0 {
+		c.PP = 1
+	}
+	if c.Lease == 0 {
+		c.Lease = connector.DefaultLease
+	}
+	if c.RegistrationTimeout == 0 {
+		c.RegistrationTimeout = connector.DefaultRegistrationTimeout
+	}
+	if c.Events == nil {
+		c.Events = event.Discard
+	}
+	return c
+}
+
+// Validate reports a configuration with which no Half can work. Every error names its field.
+func (c Config) Validate() error {
+	switch {
+	case c.Engine == "":
+		return errors.New("scheduler: Engine is empty; every engine needs an id")
+	case c.Host == "":
+		return errors.New("scheduler: Host is empty; peers need the side channel's host")
+	case c.Port < 1 || c.Port > 65535:
+		return fmt.Errorf("scheduler: Port is %d, want 1 to 65535", c.Port)
+	case c.TP < 1 || c.PP < 1 || c.TP > maxRanks || c.PP > maxRanks || c.TP*c.PP > maxRanks:
+		return fmt.Errorf("scheduler: TP %d x PP %d, want at least 1 each and at most %d ranks", c.TP, c.PP, maxRanks)
+	case c.Role != connector.Producer && c.Role != connector.Consumer && c.Role != connector.Both:
+		return fmt.Errorf("scheduler: Role is %q, want %q, %q or %q", c.Role, connector.Producer, connector.Consumer, connector.Both)
+	case c.BlockSize < 1:
+		return fmt.Errorf("scheduler: BlockSize is %d, want at least 1 token", c.BlockSize)
+	case c.Lease <= 0:
+		return fmt.Errorf("scheduler: Lease is %v, want a positive duration", c.Lease)
+	case c.RegistrationTimeout <= 0:
+		return fmt.Errorf("scheduler: RegistrationTimeout is %v, want a positive duration", c.RegistrationTimeout)
+	}
+	return nil
+}

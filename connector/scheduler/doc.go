@@ -1,0 +1,42 @@
+// Package scheduler is SchedulerHalf: the ledger of one engine's hand-offs. It decides what is to
+// be received, kept, sent and given up, and never moves a byte.
+//
+//	           engine loop (owner of the Half)
+//	 Arrived ──> External ──> Allocated ──> Finished
+//	     │           │            │            │
+//	     ▼           ▼            ▼            ▼
+//	┌──────────────────── Half ─────────────────────┐  Metadata   ┌─────────┐
+//	│ D: waiting → staged → shipped → cancelling    │ ──────────> │ rank 0  │
+//	│ P: arrived → processing → held                │ <────────── │ rank 1… │
+//	└───────────────────────────────────────────────┘   Update    └─────────┘
+//	     │
+//	     ▼ Update, Expire
+//	 Received, ReceiveFailed, Released
+//
+// A Half is pure: no I/O, no clock, no goroutine, no log. Everything that it needs to know comes in
+// by its methods with the time at which it happened, and everything that it wants goes out by
+// Metadata and by outcomes. One goroutine, the engine's loop, owns it; no method blocks.
+//
+// # What D does
+//
+// Arrived checks the parameters and lets heartbeats begin, so that P keeps the blocks while D's
+// queue is long. Allocated stages a registration for the blocks that D lacks and arms the
+// watchdog. The request runs after Received, which comes when every rank has the whole KV. If it
+// will not come (a rank failed, the watchdog fired), the other ranks are told to cancel, and
+// ReceiveFailed comes when every rank has reported: nobody writes those blocks any more. An abort
+// while waiting holds the blocks until the same moment and ends as Released.
+//
+// The seed's watchdog only forgets (push-mode.md); here it ends the request (issue 3).
+//
+// # What P does
+//
+// Allocated marks the request as being computed, Finished puts its blocks under a lease that the
+// workers keep, and Released comes when every rank is done with them. A request that ends without
+// blocks, or in another way than by length or stop, is dropped: whoever waits for it is told.
+//
+// # Second look-ups
+//
+// Parameters are used once. After Allocated with them, or after a failed receive, External answers
+// 0, so that a preempted request prefills locally instead of waiting for a transfer that nobody
+// will start (nixl-connector.md, H12).
+package scheduler

@@ -1,0 +1,254 @@
+package scheduler
+
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// state is where one request of the ledger stands.
+type state uint8
+
+const (
+	waiting    state = iota // D: arrived, not yet allocated; heartbeats run
+	staged                  // D: registration waits for the next Metadata
+	shipped                 // D: the workers have it; the watchdog runs
+	cancelling              // D: given up; waits until every rank has reported
+	failing                 // D: failed before any rank knew of it; Expire tells
+	arrived                 // P: not yet allocated
+	processing              // P: being computed
+	held                    // P: finished; waits until every rank has reported
+	gone                    // no longer in the ledger; queues may still name it
+)
+
+// request is one hand-off of this engine. The Half owns it.
+type request struct {
+	id       kv.RequestID
+	transfer kv.TransferID
+	peer     connector.PeerAddr // D: the prefill engine
+	remote   kv.RequestID       // D: the id by which the router names the request at P
+	prompt   int                // tokens
+	digest   connector.Digest
+	state    state
+
+	registration connector.Registration // D, staged
+	watchdog     deadline.Item[*request]
+	blocks       int              // D: registered; P: held
+	err          *connector.Error // why it will not arrive, or was not delivered
+	aborted      bool             // D: the engine is done with it and waits for its blocks
+	ranks        rankSet          // reported
+	facts        connector.TransferFacts
+}
+
+// Half is the ledger. One goroutine, the engine's loop, owns it and calls its methods; none blocks.
+type Half struct {
+	cfg      Config
+	requests map[kv.RequestID]*request
+
+	// What the next Metadata carries, in the order in which it came about. Entries that have moved
+	// on since then are skipped there.
+	registrations []*request
+	meta          connector.StepMeta
+	heartbeats    heartbeats
+
+	watchdogs deadline.Queue[*request]
+	failures  []*request // state failing, until Expire
+	failedAt  time.Time  // of the first of them
+
+	stats Stats
+}
+
+// New makes an empty ledger, or says which field of cfg is wrong.
+func New(cfg Config) (*Half, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Half{cfg: cfg, requests: make(map[kv.RequestID]*request)}, nil
+}
+
+// Arrived tells of a new request. One without hand-off flags is none of the Half's business. An
+// error means that the client gets it as a bad request and nothing was kept: *connector.Error with
+// PhaseParams names the field, with PhaseLimit the bound.
+func (h *Half) Arrived(now time.Time, r connector.Request) error {
+	if !r.Params.DoRemoteDecode && !r.Params.DoRemotePrefill {
+		return nil
+	}
+	if err := h.check(r); err != nil {
+		h.stats.Refused++
+		return err
+	}
+	q := &request{
+		id:       r.ID,
+		transfer: r.Params.TransferID,
+		prompt:   r.PromptTokens,
+		digest:   r.Digest,
+		state:    arrived,
+	}
+	q.watchdog.Value = q
+	if r.Params.DoRemotePrefill {
+		q.state = waiting
+		q.remote = r.Params.RemoteRequestID
+		q.peer = connector.PeerAddr{
+			Engine: r.Params.RemoteEngineID,
+			Host:   r.Params.RemoteHost,
+			Port:   r.Params.RemotePort,
+			TP:     r.Params.TPSize,
+			PP:     r.Params.PPSize,
+		}
+		h.heartbeats.add(q)
+	}
+	h.requests[r.ID] = q
+	return nil
+}
+
+// External is the number of prompt tokens beyond the computed ones that come from a peer: all of
+// them for a decode leg whose parameters have not been used, 0 otherwise.
+func (h *Half) External(id kv.RequestID, computed int) int {
+	q := h.requests[id]
+	if q == nil || q.state != waiting {
+		return 0
+	}
+	return max(0, q.prompt-computed)
+}
+
+// Allocated tells that blocks, the request's whole block table, were allocated, that its first
+// computed tokens are in the cache and that the next external ones come from a peer. It uses the
+// parameters up. A request that cannot be registered with these blocks fails at once: the outcome
+// comes from Expire, which is due now.
+func (h *Half) Allocated(now time.Time, id kv.RequestID, blocks kv.BlockIDs, computed, external int) {
+	q := h.requests[id]
+	if q == nil {
+		return
+	}
+	switch q.state {
+	case arrived:
+		q.state = processing
+		h.meta.Processing = append(h.meta.Processing, id)
+	case waiting:
+		if external <= 0 {
+			h.forget(q)
+			return
+		}
+		h.stage(now, q, blocks, computed)
+	}
+}
+
+// Finished tells that the request leaves the engine. hold asks the engine to keep its blocks until
+// an outcome Released or ReceiveFailed for id; params, when not nil, belongs in the response.
+func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishReason, blocks kv.BlockIDs, computedTokens int) (hold bool, params *kv.TransferParams) {
+	q := h.requests[id]
+	if q == nil {
+		return false, nil
+	}
+	switch q.state {
+	case held:
+		return true, nil // already finished; the lease goes on
+	case arrived, processing:
+		return h.finishProducer(q, reason, blocks, computedTokens)
+	case shipped:
+		h.cancel(q, q.fail(connector.PhaseCancel, "the request was aborted while it waited for KV"))
+		q.aborted = true
+		return true, nil
+	case cancelling:
+		q.aborted = true
+		return true, nil
+	default: // waiting, staged, failing: no rank knows of it
+		h.forget(q)
+		return false, nil
+	}
+}
+
+// Metadata takes what the workers are to do; false when there is nothing.
+func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
+	m := h.meta
+	h.meta = connector.StepMeta{}
+	for _, q := range h.registrations {
+		if q.state != staged {
+			continue
+		}
+		m.Registrations = append(m.Registrations, q.registration)
+		q.registration = connector.Registration{}
+		q.state = shipped
+	}
+	h.registrations = nil
+	if h.heartbeats.changed {
+		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
+	}
+	any := len(m.Registrations) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
+		len(m.Dropped) > 0 || len(m.Cancels) > 0 || m.HasHeartbeats
+	return m, any
+}
+
+// Deadline is the next moment at which Expire has something to do; false when there is none.
+func (h *Half) Deadline() (time.Time, bool) {
+	if len(h.failures) > 0 {
+		return h.failedAt, true
+	}
+	return h.watchdogs.Next()
+}
+
+// Expire ends what has waited too long. A registration that no rank knows of fails here; one that
+// the workers have is cancelled, and fails when every rank has reported.
+func (h *Half) Expire(now time.Time) []connector.Outcome {
+	var out []connector.Outcome
+	for _, q := range h.failures {
+		if q.state != failing {
+			continue
+		}
+		out = append(out, h.end(q))
+	}
+	h.failures = nil
+	for {
+		q, ok := h.watchdogs.PopDue(now)
+		if !ok {
+			return out
+		}
+		h.stats.Expired++
+		err := q.fail(connector.PhaseWait, "its KV did not come within "+h.cfg.RegistrationTimeout.String()+
+			"; the prefill engine may be overloaded or gone")
+		h.dropped(q, "expired")
+		if q.state == staged {
+			q.err = err
+			out = append(out, h.end(q))
+			continue
+		}
+		h.cancel(q, err)
+	}
+}
+
+// forget takes a request out of the ledger without an outcome.
+func (h *Half) forget(q *request) {
+	h.watchdogs.Remove(&q.watchdog)
+	h.heartbeats.remove(q)
+	if h.requests[q.id] == q {
+		delete(h.requests, q.id)
+	}
+	q.state = gone
+}
+
+// end takes a request out of the ledger with its one outcome.
+func (h *Half) end(q *request) connector.Outcome {
+	o := connector.Outcome{ID: q.id, Err: q.err}
+	switch {
+	case q.state == held || q.aborted:
+		o.Kind = connector.Released
+		h.stats.Released++
+	case q.err != nil:
+		o.Kind = connector.ReceiveFailed
+		h.stats.Failed++
+	default:
+		o.Kind = connector.Received
+		o.Transfer = q.facts
+		h.stats.Received++
+	}
+	h.forget(q)
+	return o
+}
+
+// fail makes the error of a request that will not be handed over.
+func (q *request) fail(phase connector.Phase, reason string) *connector.Error {
+	return &connector.Error{Request: q.id, Peer: q.peer.Engine, Phase: phase, Reason: reason}
+}
