@@ -1,7 +1,7 @@
 package peer
 
 import (
-	"slices"
+	"crypto/sha256"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -9,23 +9,14 @@ import (
 	"github.com/kvferry/kvferry/wire"
 )
 
-// Target says which engine to connect, where it is said to be, and which of its ranks are needed.
-type Target struct {
-	Engine kv.EngineID
-	Host   string // name or literal address; an IPv6 literal with or without brackets
-	Port   int
-	TP, PP int // the peer's sizes as the request names them; 0 means 1
-	// Ranks is whom to ask, in order, without repetition: never more than known to exist, that is
-	// each below TP and PP. The slice is copied.
-	Ranks []kv.Rank
-}
-
 // RankPeer is one connected rank of a peer engine.
 type RankPeer struct {
 	Rank    kv.Rank
 	Agent   agent.Peer          // by what it is reached, and why so
 	Meta    *wire.AgentMetadata // as received; read only
 	Regions []kv.Region         // of Meta; read only
+
+	digest [sha256.Size]byte // of the encoded metadata
 }
 
 // Connected is a peer engine as one handshake found it. It is immutable and may be read from any
@@ -37,15 +28,14 @@ type Connected struct {
 	Ranks  []RankPeer // in the order of the target; ranks added later follow
 	Clock  ClockSample
 
-	instance string // random per incarnation of the engine; empty for a stock peer
+	root [sha256.Size]byte // digest of rank (0,0)'s metadata, connected or not
 }
 
 // Has reports whether every connected rank announces a capability in its kvferry extension. A peer
 // without it must not be sent what it stands for.
 func (c *Connected) Has(capability string) bool {
 	for i := range c.Ranks {
-		x := c.Ranks[i].Meta.Extension
-		if x == nil || !slices.Contains(x.Capabilities, capability) {
+		if !c.Ranks[i].Meta.Extension.Has(capability) {
 			return false
 		}
 	}
@@ -62,11 +52,23 @@ func (c *Connected) Rank(r kv.Rank) (*RankPeer, bool) {
 	return nil, false
 }
 
+// hasAgent reports whether an agent peer serves one of the ranks.
+func (c *Connected) hasAgent(id agent.PeerID) bool {
+	for i := range c.Ranks {
+		if c.Ranks[i].Agent.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
 // ClockSample relates a peer's clock to ours: the sample with the lowest round trip of one
 // handshake (nixl-connector.md, section 2.4).
 type ClockSample struct {
 	Offset float64       // peer's clock minus ours, seconds; the error is at most RTT/2
 	RTT    time.Duration // of the question that gave it
+
+	taken bool
 }
 
 // Local turns a reading of the peer's clock into one of ours, both in seconds.

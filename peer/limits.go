@@ -1,6 +1,10 @@
 package peer
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/wire"
+)
 
 const (
 	// DefaultQueryTimeout bounds the dial and each question of a handshake: what stock clients wait
@@ -13,9 +17,13 @@ const (
 	DefaultTTL = time.Hour
 	// DefaultMaxParallel bounds the sockets that a burst of new peers opens at once.
 	DefaultMaxParallel = 64
-	// DefaultMaxPeers bounds the table, connected peers and handshakes together. Fleets have
-	// hundreds of engines; what is beyond is a mistake or an attack.
+	// DefaultMaxPeers bounds connected engines. Fleets have hundreds; when the table is full the
+	// least recently used one makes room, and if all have work in flight the handshake fails.
 	DefaultMaxPeers = 4096
+
+	// maxFlights bounds handshakes in flight, mute ones included: each may hold a socket. What is
+	// beyond fails at once.
+	maxFlights = 1024
 
 	// slotPatience is how long a handshake may hold a slot. A healthy peer answers in milliseconds;
 	// a mute one must not hold what others wait for.
@@ -31,11 +39,18 @@ const (
 	// the handshake fails, since one of its own may be among them.
 	maxEarlyLosses = 1024
 
-	// maxPayload bounds one rank's pre-encoded metadata. Large models need tens of kilobytes.
-	maxPayload = 8 << 20
-	// maxRequest bounds what a client of the listener may send: a good request has 17 bytes, and
-	// some slack lets an odd one be named in the warning.
-	maxRequest = 4 << 10
+	// maxReplyFrames: a good answer has two frames after the delimiter; a few more can be named.
+	maxReplyFrames = 8
+
+	// maxRequest bounds a message that a client of the listener may send, delimiter included; the
+	// decoder is stricter still.
+	maxRequest = wire.MaxHandshakeRequest + 64
+	// maxRequestFrames: a good request has two frames; a few more can be named in the warning.
+	maxRequestFrames = 8
+	// maxWaitingReplies bounds answers queued for one client: an honest one waits for each.
+	maxWaitingReplies = 4
+	// maxServedRanks bounds the ranks of one listener: TP × PP of the largest engine.
+	maxServedRanks = 4096
 	// warnEvery and warnBurst limit warnings about bad requests, so that a port scanner cannot
 	// fill a log: warnBurst at once, then one per warnEvery.
 	warnEvery = 10 * time.Second
