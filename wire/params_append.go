@@ -10,7 +10,8 @@ import (
 // AppendTransferParams appends the kv_transfer_params of an engine's response: the keys of
 // nixl-connector.md section 8.1 in their order, without spaces. remote_blocks_expiry_time is left
 // out in push and null in pull if p has none; remote_prefill_cached_tokens is left out if p has
-// none. Keys that only requests carry (prompt_token_ids, transfer_id) are never written.
+// none. An empty text and a port or size of 0 are written as null. Keys that only requests carry
+// (prompt_token_ids, transfer_id) are never written.
 //
 // The texts of p must be UTF-8.
 func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {
@@ -21,11 +22,11 @@ func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {
 	b = append(b, `,"remote_block_ids":`...)
 	b = appendJSONBlockIDs(b, p.RemoteBlockIDs)
 	b = append(b, `,"remote_engine_id":`...)
-	b = appendJSON(b, string(p.RemoteEngineID))
+	b = appendJSONOrNull(b, string(p.RemoteEngineID))
 	b = append(b, `,"remote_request_id":`...)
-	b = appendJSON(b, string(p.RemoteRequestID))
+	b = appendJSONOrNull(b, string(p.RemoteRequestID))
 	b = append(b, `,"remote_host":`...)
-	b = appendJSON(b, p.RemoteHost)
+	b = appendJSONOrNull(b, p.RemoteHost)
 	for _, n := range []struct {
 		key   string
 		value int
@@ -34,22 +35,34 @@ func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {
 		{`,"tp_size":`, p.TPSize},
 		{`,"dcp_size":`, p.DCPSize},
 		{`,"pp_size":`, p.PPSize},
-		{`,"remote_num_tokens":`, p.RemoteNumTokens},
 	} {
 		b = append(b, n.key...)
+		if n.value == 0 {
+			b = append(b, "null"...)
+			continue
+		}
 		b = strconv.AppendInt(b, int64(n.value), 10)
 	}
+	b = append(b, `,"remote_num_tokens":`...)
+	b = strconv.AppendInt(b, int64(p.RemoteNumTokens), 10)
 	if p.Mode != kv.Push {
 		b = append(b, `,"remote_blocks_expiry_time":`...)
 		b = appendJSONFloat(b, p.RemoteBlocksExpiry)
 	}
 	b = append(b, `,"transfer_mode":`...)
-	b = appendJSON(b, string(p.Mode))
+	b = appendJSONOrNull(b, string(p.Mode))
 	if p.CachedTokens != nil {
 		b = append(b, `,"remote_prefill_cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(*p.CachedTokens), 10)
 	}
 	return append(b, '}')
+}
+
+func appendJSONOrNull(b []byte, s string) []byte {
+	if s == "" {
+		return append(b, "null"...)
+	}
+	return appendJSON(b, s)
 }
 
 func appendJSONBlockIDs(b []byte, ids kv.BlockIDs) []byte {
