@@ -47,7 +47,7 @@ func PlanWrite(local, remote Layout, have Have, want Want) (Plan, error) {
 	}
 	// Of the last logical blocks on either side only the kernel blocks that hold tokens are moved.
 	if needed := ceilDiv(have.NumTokens, local.BlockSize); needed > len(mine) {
-		return Plan{}, pairError("the prefill engine has %d kernel blocks for %d tokens of %d per block", len(mine), have, local.BlockSize)
+		return Plan{}, pairError("the prefill engine has %d kernel blocks for %d tokens of %d per block", len(mine), have.NumTokens, local.BlockSize)
 	}
 	if first+n > len(mine) || n > len(theirs) {
 		return Plan{}, pairError("kernel blocks %d to %d are wanted into %d, the prefill engine has %d", first, first+n, len(theirs), len(mine))
