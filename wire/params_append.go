@@ -86,17 +86,18 @@ func appendJSONBlockIDs(b []byte, ids kv.BlockIDs) []byte {
 	return append(b, ']')
 }
 
-// appendJSONFloat writes null for what JSON has no number for.
+// appendJSONFloat writes a float as Python does, with a fraction or an exponent; null for what JSON
+// has no number for.
 func appendJSONFloat(b []byte, f *float64) []byte {
 	if f == nil || math.IsNaN(*f) || math.IsInf(*f, 0) {
 		return append(b, "null"...)
 	}
-	start := len(b)
-	b = strconv.AppendFloat(b, *f, 'g', -1, 64)
-	for _, c := range b[start:] {
-		if c == '.' || c == 'e' {
-			return b
-		}
+	if a := math.Abs(*f); a != 0 && (a < 1e-4 || a >= 1e16) {
+		return strconv.AppendFloat(b, *f, 'e', -1, 64)
 	}
-	return append(b, ".0"...)
+	b = strconv.AppendFloat(b, *f, 'f', -1, 64)
+	if *f == math.Trunc(*f) {
+		b = append(b, ".0"...)
+	}
+	return b
 }
