@@ -29,6 +29,12 @@ const (
 	MaxStops     = 4
 	MaxStopBytes = 1024
 
+	// MaxStopTokens bounds the set that every sampled token is compared with.
+	MaxStopTokens = 128
+
+	// MaxSaltBytes bounds a cache salt, which is hashed with every block.
+	MaxSaltBytes = 1024
+
 	// MaxTemperature is the OpenAI API's.
 	MaxTemperature = 2.0
 

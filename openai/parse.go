@@ -222,8 +222,37 @@ func (p *parser) prompt(out []Prompt, at string, raw []byte) []Prompt {
 		}
 		return append(out, Prompt{Text: text})
 	}
-	var tokens []kv.Token
-	_, err := scanner{raw}.array(0, 0, func(from, to int) error {
+	tokens, err := tokenIDs(at, raw)
+	if err != nil {
+		p.fail(err)
+	} else if len(tokens) == 0 {
+		p.fail(wrongValue(at, "is an empty list; a prompt needs at least one token."))
+	}
+	return append(out, Prompt{Tokens: tokens})
+}
+
+func (p *parser) stopTokens(name string) []kv.Token {
+	raw := p.obj.Present(name)
+	if raw == nil {
+		return nil
+	}
+	if raw[0] != '[' {
+		p.fail(wrongType(name, "a list of token ids", raw))
+		return nil
+	}
+	tokens, err := tokenIDs(name, raw)
+	if err != nil {
+		p.fail(err)
+	}
+	if len(tokens) > MaxStopTokens {
+		p.fail(wrongValue(name, "has %d tokens; it may have %d.", len(tokens), MaxStopTokens))
+	}
+	return tokens
+}
+
+// tokenIDs reads a list of numbers that the scanner has accepted.
+func tokenIDs(at string, raw []byte) (tokens []kv.Token, err error) {
+	_, err = scanner{raw}.array(0, 0, func(from, to int) error {
 		n, err := strconv.ParseInt(string(raw[from:to]), 10, 32)
 		if err != nil || n < 0 { // once more, for the error: a name per token would cost too much
 			if n, err = parseInt(fmt.Sprintf("%s[%d]", at, len(tokens)), raw[from:to], 0, math.MaxInt32); err != nil {
@@ -233,10 +262,5 @@ func (p *parser) prompt(out []Prompt, at string, raw []byte) []Prompt {
 		tokens = append(tokens, kv.Token(n))
 		return nil
 	})
-	if err != nil {
-		p.fail(err)
-	} else if len(tokens) == 0 {
-		p.fail(wrongValue(at, "is an empty list; a prompt needs at least one token."))
-	}
-	return append(out, Prompt{Tokens: tokens})
+	return tokens, err
 }

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"math"
 
 	"github.com/kvferry/kvferry/kv"
 )
@@ -18,9 +19,12 @@ type Sampling struct {
 	N           int     // answers per prompt, 1 … MaxN
 	Temperature float64 // 0 … MaxTemperature; 0 is greedy
 	TopP        float64 // above 0, up to 1
+	TopK        int     // 0: all tokens
 	Seed        *int64  // nil: not told
 	Stop        []string
+	StopTokens  []kv.Token // stop_token_ids, as vLLM's
 	IgnoreEOS   bool
+	CacheSalt   string // only requests of equal salt share cached blocks; empty: none
 }
 
 // Output is how answers are sent.
@@ -109,14 +113,20 @@ func (p *parser) sampling() Sampling {
 		N:           int(p.integer("n", 1, 1, MaxN)),
 		Temperature: p.number("temperature", 1),
 		TopP:        p.number("top_p", 1),
+		TopK:        int(max(0, p.integer("top_k", 0, -1, math.MaxInt32))), // -1 is all tokens, too
 		Stop:        p.stop("stop"),
+		StopTokens:  p.stopTokens("stop_token_ids"),
 		IgnoreEOS:   p.boolean("ignore_eos"),
+		CacheSalt:   p.str("cache_salt"),
 	}
 	if s.Temperature < 0 || s.Temperature > MaxTemperature {
 		p.fail(wrongValue("temperature", "is %v; it must be between 0 and %v.", s.Temperature, MaxTemperature))
 	}
 	if s.TopP <= 0 || s.TopP > 1 {
 		p.fail(wrongValue("top_p", "is %v; it must be above 0 and at most 1.", s.TopP))
+	}
+	if len(s.CacheSalt) > MaxSaltBytes {
+		p.fail(wrongValue("cache_salt", "has %d bytes; it may have %d.", len(s.CacheSalt), MaxSaltBytes))
 	}
 	if p.obj.Present("seed") != nil {
 		seed := p.integer("seed", 0, -1<<63, 1<<63-1)
