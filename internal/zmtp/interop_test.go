@@ -57,6 +57,7 @@ func startEcho(t *testing.T, args ...string) string {
 
 // ask runs a libzmq client against a Router of ours that echoes.
 func ask(t *testing.T, opts Options, args ...string) {
+	interpreter := python(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +70,7 @@ func ask(t *testing.T, opts Options, args ...string) {
 	go func() { over <- echo(r) }()
 	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
 	args = slices.Insert(args, 1, port)
-	cmd := exec.CommandContext(within(t), python(t), append([]string{"testdata/peer.py", "ask"}, args...)...)
+	cmd := exec.CommandContext(within(t), interpreter, append([]string{"testdata/peer.py", "ask"}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("ok")) {
 		t.Errorf("libzmq client: %v\n%s", err, out)
@@ -204,6 +205,7 @@ func dealerToLibzmq(t *testing.T, addr string, idle time.Duration) {
 // A libzmq client that is refused for its identity dials again and comes in once the name is free.
 func TestLibzmqDuplicateIdentityRetries(t *testing.T) {
 	t.Parallel()
+	interpreter := python(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +233,7 @@ func TestLibzmqDuplicateIdentityRetries(t *testing.T) {
 		first.Close()
 	}()
 	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
-	cmd := exec.CommandContext(within(t), python(t), "-c", `
+	cmd := exec.CommandContext(within(t), interpreter, "-c", `
 import sys, zmq
 s = zmq.Context().socket(zmq.DEALER)
 s.linger, s.rcvtimeo, s.identity = 0, 30000, b"same"

@@ -78,11 +78,12 @@ func (q *sendQueue) pop() (outItem, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.mu.busy = true
-	if raw := q.mu.pong; raw != nil {
+	greeted := len(q.mu.items) == 0 || q.mu.items[0].raw == nil // nothing goes ahead of the handshake
+	if raw := q.mu.pong; raw != nil && greeted {
 		q.mu.pong = nil
 		return outItem{raw: raw}, true
 	}
-	if raw := q.mu.ping; raw != nil {
+	if raw := q.mu.ping; raw != nil && greeted {
 		q.mu.ping = nil
 		return outItem{raw: raw}, true
 	}
