@@ -72,8 +72,9 @@ type Memory interface {
 // Registration is borrowed memory, e.g. an engine's tensors. Its owner may free the memory only
 // after Deregister has returned nil.
 type Registration interface {
-	// Deregister refuses new transfers on the memory at once and returns when every transfer on
-	// it has stopped, or with ctx's error; it may be called again then.
+	// Deregister refuses new transfers on the memory and revokes every grant that includes a byte
+	// of it, at once. It returns when every transfer on it has stopped, or with ctx's error; it
+	// may be called again then.
 	Deregister(ctx context.Context) error
 }
 
@@ -150,8 +151,9 @@ type Agent interface {
 	// removed first. Typed errors: *PeerError.
 	AddPeer(ctx context.Context, info PeerInfo) (Peer, error)
 	// RemovePeer ends every transfer with this generation of the peer as peer lost and releases
-	// its lists. It does not block; the Results and Stoppeds come as events. An unknown or old id
-	// is ignored.
+	// its lists. It does not block; the Results and Stoppeds come as events, a PeerLost does not.
+	// The id of a peer that connected to us is good too: its connection is closed. An unknown or
+	// old id is ignored. A peer that was lost needs no RemovePeer.
 	RemovePeer(id PeerID)
 
 	// Prepare checks and keeps a descriptor list: of this agent's own memory (Local; every
@@ -169,7 +171,8 @@ type Agent interface {
 	// unknown or ended id is ignored.
 	Cancel(TransferID)
 	// Notify sends a notification alone, in order with others to that peer. nil means that it was
-	// queued, not that it arrived; a queue that cannot drain loses the peer.
+	// queued, not that it arrived; a queue that cannot drain loses the peer. An empty one is not
+	// allowed. Typed errors: *PeerError.
 	Notify(peer PeerID, msg []byte) error
 
 	// Grant gives a permission. The ranges must lie in registered memory.
@@ -184,7 +187,9 @@ type Agent interface {
 	// channel is closed when Close has finished.
 	Events() <-chan Event
 
-	// Close ends all transfers as closed, delivers what is owed (Results and Stoppeds) to a reader
-	// of Events, stops every goroutine and unmaps what Alloc gave. It returns when that is done.
+	// Close ends all transfers as closed, stops every goroutine and unmaps what Alloc gave. It
+	// returns when that is done. It waits for no reader: the Results and Stoppeds that are owed
+	// lie in the closed channel of Events to be read, so its reader may be the one that calls
+	// Close. Notifications that were not read by then may be dropped.
 	Close() error
 }

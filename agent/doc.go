@@ -26,6 +26,7 @@
 //   - A notification attached to a WRITE arrives after its bytes, and only if all of them arrived.
 //   - After Revoke has returned no byte is written (or read) under that grant, whatever the writer
 //     does: stopped in the middle, hostile, dead.
+//   - A transfer that touches one byte outside of its grant moves none.
 //   - Indices and lengths are checked before any byte moves. A hostile peer can cause an error,
 //     never a crash, never a write outside a grant, never a delay for other peers.
 //   - Registered memory is never Go heap.
@@ -34,13 +35,23 @@
 // # Who owns what
 //
 // The agent owns its goroutines, connections and mappings. The one reader of Events owns the
-// events. Lists, grants and peers live until released, revoked or removed; all are bounded, and
-// what is beyond a bound is refused with *LimitError.
+// events. Lists, grants and peers live until released, revoked or removed; all are bounded (Limits),
+// and what is beyond a bound is refused with *LimitError. A list ends with its peer, a grant with
+// any memory that it includes.
+//
+// The reader of Events may see a Result before Post has returned the transfer's id to the poster.
+// It may be as slow as it likes: transfers go on, and notifications wait up to each peer's share.
 //
 // # Peers and their names
 //
 // Name is random per incarnation, PeerID adds a generation. A peer that has connected to this
 // agent without being added (it learned our offer from our side channel) can only send
 // notifications and use grants given to its name; its PeerID comes from the same generation
-// counter, and it cannot be posted to until added.
+// counter, and it cannot be posted to until added. Such a peer is lost and added apart from what
+// this agent may have added under the same name.
+//
+// # Choosing a backend
+//
+// Package local serves tests and simulations in one process, tcp any two hosts; fault wraps an
+// agent to make it fail on purpose.
 package agent
