@@ -1,0 +1,427 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// world drives a machine with a fake model and fake peers and checks everything that it does.
+type world struct {
+	t     *rapid.T
+	cfg   Config
+	m     *Machine
+	conn  *fakeConn
+	mem   *memory
+	batch []Sequence
+	done  []Result // of the batch, if it was computed early
+	n     int
+	reqs  map[kv.RequestID]*tracked
+}
+
+type tracked struct {
+	Request
+	got    []kv.Token
+	finish connector.FinishReason
+	err    error
+	usage  Usage
+}
+
+func newWorld(t *rapid.T, cfg Config) *world {
+	w := &world{t: t, cfg: cfg, mem: newMemory(cfg), reqs: map[kv.RequestID]*tracked{}}
+	w.conn = newFakeConn(t.Fatal)
+	var err error
+	if w.m, err = New(cfg, w.conn); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func drawConfig(t *rapid.T) Config {
+	running := rapid.IntRange(1, 4).Draw(t, "running")
+	return Config{
+		BlockSize:      rapid.IntRange(1, 4).Draw(t, "block size"),
+		NumBlocks:      rapid.IntRange(3, 14).Draw(t, "blocks"),
+		MaxBatchTokens: rapid.IntRange(running, 12).Draw(t, "batch"),
+		MaxRunning:     running,
+		MaxWaiting:     rapid.IntRange(1, 6).Draw(t, "waiting"),
+		MaxContext:     rapid.IntRange(8, 40).Draw(t, "context"),
+		EOS:            []kv.Token{0},
+		PrefixCaching:  rapid.Bool().Draw(t, "caching"),
+	}
+}
+
+func (w *world) step(e Event) []Action {
+	actions := w.m.Step(time.Time{}, e)
+	for _, a := range actions {
+		switch a := a.(type) {
+		case RunStep:
+			w.checkBatch(a.Batch)
+			w.batch, w.done = a.Batch, nil
+		case Emit:
+			w.emit(a.Output)
+		}
+	}
+	if err := w.m.Check(); err != nil {
+		w.t.Fatal(err)
+	}
+	return actions
+}
+
+func (w *world) checkBatch(batch []Sequence) {
+	if w.batch != nil {
+		w.t.Fatal("two steps in flight")
+	}
+	if len(batch) == 0 || len(batch) > w.cfg.MaxRunning {
+		w.t.Fatalf("a batch of %d", len(batch))
+	}
+	tokens := 0
+	for _, s := range batch {
+		tokens += len(s.Tokens)
+		r := w.reqs[s.ID]
+		all := slices.Concat(r.Prompt, r.got)
+		end := s.Start + len(s.Tokens)
+		if len(s.Tokens) == 0 || end > len(all) || !slices.Equal(s.Tokens, all[s.Start:end]) || s.Sample != (end == len(all)) {
+			w.t.Fatalf("%s: computes %v at %d of %v, sample %v", s.ID, s.Tokens, s.Start, all, s.Sample)
+		}
+		if len(s.Blocks) != (end+w.cfg.BlockSize-1)/w.cfg.BlockSize {
+			w.t.Fatalf("%s: %d tokens in %d blocks", s.ID, end, len(s.Blocks))
+		}
+	}
+	if tokens > w.cfg.MaxBatchTokens {
+		w.t.Fatalf("%d tokens in a step of at most %d", tokens, w.cfg.MaxBatchTokens)
+	}
+}
+
+func (w *world) emit(o Output) {
+	r := w.reqs[o.ID]
+	if r == nil || r.finish != "" {
+		w.t.Fatalf("news of %s after its end", o.ID)
+	}
+	r.got = append(r.got, o.Tokens...)
+	r.finish, r.err, r.usage = o.Finish, o.Err, o.Usage
+	want := answer(r.Prompt, r.MaxTokens, w.cfg.Context(), append(slices.Clone(r.StopTokens), w.eos(r)...))
+	if len(r.got) > len(want) || !slices.Equal(r.got, want[:len(r.got)]) {
+		w.t.Fatalf("%s: answered %v, alone it is %v", o.ID, r.got, want)
+	}
+	switch o.Finish {
+	case connector.FinishStop, connector.FinishLength:
+		w.checkEnd(r, o, want)
+	case connector.FinishError, connector.FinishAbort:
+		if o.Err == nil {
+			w.t.Fatalf("%s ends as %s without an error", o.ID, o.Finish)
+		}
+	}
+}
+
+func (w *world) checkEnd(r *tracked, o Output, want []kv.Token) {
+	last := want[len(want)-1]
+	stopped := slices.Contains(r.StopTokens, last) || slices.Contains(w.eos(r), last)
+	if len(r.got) != len(want) || stopped != (o.Finish == connector.FinishStop) || o.Err != nil {
+		w.t.Fatalf("%s: %v ends as %s (%v), want %v", o.ID, r.got, o.Finish, o.Err, want)
+	}
+	u := o.Usage
+	if u.Preemptions == 0 && u.Cached+u.External+u.ComputedPrompt != u.Prompt || u.ComputedPrompt < 1 ||
+		u.Completion != len(want) || u.Prompt != len(r.Prompt) {
+		w.t.Fatalf("%s: usage %+v", o.ID, u)
+	}
+}
+
+func (w *world) eos(r *tracked) []kv.Token {
+	if r.IgnoreEOS {
+		return nil
+	}
+	return w.cfg.EOS
+}
+
+// add brings a request. Prompts are made to share prefixes often.
+func (w *world) add(t *rapid.T) {
+	w.n++
+	r := Request{
+		ID:        kv.RequestID(fmt.Sprintf("r%d", w.n)),
+		MaxTokens: rapid.IntRange(0, 6).Draw(t, "max tokens"),
+		IgnoreEOS: rapid.Bool().Draw(t, "ignore eos"),
+	}
+	n := rapid.IntRange(1, 20).Draw(t, "prompt")
+	fork := rapid.IntRange(0, n).Draw(t, "fork")
+	variant := rapid.IntRange(0, 2).Draw(t, "variant")
+	for i := range n {
+		x := i % 5
+		if i >= fork {
+			x += variant
+		}
+		r.Prompt = append(r.Prompt, kv.Token(x+1))
+	}
+	if rapid.Bool().Draw(t, "stop") {
+		r.StopTokens = []kv.Token{kv.Token(rapid.IntRange(1, fakeVocab).Draw(t, "stop token"))}
+	}
+	switch rapid.IntRange(0, 2).Draw(t, "hand-off") {
+	case 1:
+		r.Params = &kv.TransferParams{DoRemoteDecode: true}
+	case 2:
+		r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
+	}
+	w.conn.refuse = nil
+	if rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
+		w.conn.refuse = errors.New("refused")
+	}
+	w.reqs[r.ID] = &tracked{Request: r}
+	actions := w.step(Add{Request: r})
+	refused := slices.ContainsFunc(actions, func(a Action) bool { x, ok := a.(Refused); return ok && x.ID == r.ID })
+	fits := (n+w.cfg.BlockSize-1)/w.cfg.BlockSize <= w.cfg.NumBlocks && n < w.cfg.Context()
+	if !fits && !refused {
+		t.Fatalf("a prompt of %d tokens was taken", n)
+	}
+	if refused {
+		delete(w.reqs, r.ID)
+	}
+}
+
+// pick draws one of the connector's requests.
+func (w *world) pick(t *rapid.T, ok func(*fakeReq) bool) *fakeReq {
+	var ids []kv.RequestID
+	for id, q := range w.conn.reqs {
+		if ok(q) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	slices.Sort(ids)
+	return w.conn.reqs[rapid.SampledFrom(ids).Draw(t, "request")]
+}
+
+func isReceiving(q *fakeReq) bool { return q.receiving }
+func isLeased(q *fakeReq) bool    { return q.finished && q.holding && !q.receiving }
+
+// scribble is a write under way: until it is over the blocks hold anything.
+func (w *world) scribble(t *rapid.T) {
+	q := w.pick(t, isReceiving)
+	if q == nil {
+		t.Skip()
+	}
+	for _, b := range q.blocks[q.computed/w.cfg.BlockSize:] {
+		for i := range w.cfg.BlockSize {
+			w.mem.slots[int(b)*w.cfg.BlockSize+i] = rapid.Uint64().Draw(t, "garbage")
+		}
+	}
+}
+
+// settle ends a receive, well or badly.
+func (w *world) settle(q *fakeReq, fail bool) {
+	rep := connector.ReceiveReport{ID: q.ID}
+	if fail {
+		rep.Err = &connector.Error{Request: q.ID, Peer: "P", Phase: connector.PhaseTransfer, Reason: "cut"}
+	} else {
+		all := entries(w.reqs[q.ID].Prompt)
+		from := q.computed / w.cfg.BlockSize * w.cfg.BlockSize
+		w.mem.write(q.blocks, from, all[from:])
+	}
+	w.step(ConnectorOutput{connector.WorkerOutput{Recv: []connector.ReceiveReport{rep}}})
+}
+
+// release is the peer's reading of leased blocks, and the end of the lease.
+func (w *world) release(q *fakeReq) {
+	want := entries(w.reqs[q.ID].Prompt)
+	if got := w.mem.read(q.blocks, len(want)); !slices.Equal(got, want) {
+		w.t.Fatalf("%s: leased blocks were changed", q.ID)
+	}
+	w.step(ConnectorOutput{connector.WorkerOutput{Sent: []connector.SentReport{{ID: q.ID}}}})
+}
+
+// compute runs the model, at once or not before the step is reported: nothing may depend on when.
+func (w *world) compute() {
+	if w.batch == nil || w.done != nil {
+		return
+	}
+	for _, s := range w.batch {
+		w.done = append(w.done, w.mem.compute(s))
+	}
+}
+
+func (w *world) report() {
+	w.compute()
+	done := w.done
+	w.batch, w.done = nil, nil
+	w.step(StepDone{Results: done})
+}
+
+// drain lets everything end and checks that nothing is left.
+func (w *world) drain(fail bool) {
+	for turn := 0; !w.m.Quiet(); turn++ {
+		if turn > 2000 {
+			w.t.Fatalf("it does not end: %+v", w.m.Stats())
+		}
+		for _, id := range w.ids() {
+			if q := w.conn.reqs[id]; q != nil && isReceiving(q) {
+				w.settle(q, fail)
+			} else if q != nil && isLeased(q) {
+				w.release(q)
+			}
+		}
+		if w.batch != nil {
+			w.report()
+		}
+	}
+	s := w.m.Stats()
+	if s.BlocksFree != s.BlocksTotal || s.Running+s.Waiting+s.WaitingRemote+s.Held != 0 || s.StrayOutcomes != 0 {
+		w.t.Fatalf("at the end: %+v", s)
+	}
+	for id, r := range w.reqs {
+		if r.finish == "" {
+			w.t.Fatalf("%s never ended", id)
+		}
+	}
+	for id := range w.conn.reqs {
+		w.t.Fatalf("the connector was not told the end of %s", id)
+	}
+}
+
+func (w *world) ids() []kv.RequestID {
+	var ids []kv.RequestID
+	for id := range w.reqs {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Whatever happens in whatever order: every request ends exactly once with the answer that it would
+// have had alone, leased blocks stay as they are, and all blocks come back.
+func TestMachine(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, drawConfig(t))
+		if rapid.Bool().Draw(t, "partly external") {
+			w.conn.external = 5
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"add":  w.add,
+			"add2": w.add,
+			"compute": func(t *rapid.T) {
+				if w.batch == nil {
+					t.Skip()
+				}
+				w.compute()
+			},
+			"report": func(t *rapid.T) {
+				if w.batch == nil {
+					t.Skip()
+				}
+				w.report()
+			},
+			"broken step": func(t *rapid.T) {
+				if w.batch == nil || rapid.IntRange(0, 4).Draw(t, "rarely") > 0 {
+					t.Skip()
+				}
+				w.batch, w.done = nil, nil
+				w.step(StepDone{Err: errors.New("broken")})
+			},
+			"abort": func(t *rapid.T) {
+				if w.n == 0 {
+					t.Skip()
+				}
+				id := kv.RequestID(fmt.Sprintf("r%d", rapid.IntRange(max(1, w.n-8), w.n).Draw(t, "which")))
+				w.step(Abort{ID: id, Err: errors.New("client gone")})
+			},
+			"scribble": w.scribble,
+			"settle": func(t *rapid.T) {
+				if q := w.pick(t, isReceiving); q != nil {
+					w.settle(q, rapid.IntRange(0, 3).Draw(t, "fail") == 0)
+				}
+			},
+			"release": func(t *rapid.T) {
+				if q := w.pick(t, isLeased); q != nil {
+					w.release(q)
+				}
+			},
+		})
+		w.drain(rapid.Bool().Draw(t, "peers are gone"))
+	})
+}
+
+// A request that needs every block ends although small requests whose KV comes from peers arrive
+// without a pause, before and after it.
+func TestNobodyStarves(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, Config{BlockSize: 2, NumBlocks: 8, MaxBatchTokens: 4, MaxRunning: rapid.IntRange(1, 3).Draw(t, "running"),
+			MaxWaiting: 100, MaxContext: 17, PrefixCaching: rapid.Bool().Draw(t, "caching")})
+		small := func() {
+			w.n++
+			r := Request{ID: kv.RequestID(fmt.Sprintf("r%d", w.n)), Prompt: []kv.Token{1, kv.Token(w.n % 7), 3}, MaxTokens: 3, IgnoreEOS: true}
+			if rapid.Bool().Draw(t, "remote") {
+				r.Params = &kv.TransferParams{DoRemotePrefill: true}
+			}
+			w.reqs[r.ID] = &tracked{Request: r}
+			w.step(Add{Request: r})
+		}
+		small()
+		small()
+		big := Request{ID: "big", IgnoreEOS: true, Prompt: make([]kv.Token, 9)}
+		w.reqs["big"] = &tracked{Request: big}
+		w.step(Add{Request: big})
+		for turn := 0; w.reqs["big"].finish == ""; turn++ {
+			if turn > 300 {
+				t.Fatalf("it starves: %+v", w.m.Stats())
+			}
+			if turn%2 == 0 && w.m.Stats().Waiting < 50 {
+				small()
+			}
+			if q := w.pick(t, isReceiving); q != nil && turn%3 == 0 {
+				w.settle(q, false)
+			}
+			if w.batch != nil {
+				w.report()
+			}
+		}
+		if w.reqs["big"].finish != connector.FinishLength {
+			t.Fatalf("it ended as %s: %v", w.reqs["big"].finish, w.reqs["big"].err)
+		}
+		w.drain(false)
+	})
+}
+
+func TestWithoutConnector(t *testing.T) {
+	m, err := New(Config{BlockSize: 4, NumBlocks: 4, MaxBatchTokens: 8, MaxRunning: 2, MaxWaiting: 2, MaxContext: 16}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Step(time.Time{}, Add{Request{ID: "a", Prompt: []kv.Token{1}, MaxTokens: 1, Params: &kv.TransferParams{DoRemoteDecode: true}}})
+	acts := m.Step(time.Time{}, StepDone{Results: []Result{{Token: 3}}})
+	if last, ok := acts[len(acts)-1].(Emit); !ok || last.Finish != connector.FinishLength || last.Params != nil {
+		t.Errorf("got %v", acts)
+	}
+	m.Step(time.Time{}, Tick{})
+	m.Step(time.Time{}, ConnectorOutput{})
+	if _, ok := m.Deadline(); ok || !m.Quiet() {
+		t.Error("something is left")
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	good := Config{BlockSize: 1, NumBlocks: 1, MaxBatchTokens: 2, MaxRunning: 2, MaxWaiting: 1, MaxContext: 2}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*Config){
+		"block size": func(c *Config) { c.BlockSize = 0 }, "blocks": func(c *Config) { c.NumBlocks = -1 },
+		"batch": func(c *Config) { c.MaxBatchTokens = 1 }, "running": func(c *Config) { c.MaxRunning = 0 },
+		"waiting": func(c *Config) { c.MaxWaiting = 0 }, "context": func(c *Config) { c.MaxContext = 1 },
+	} {
+		c := good
+		spoil(&c)
+		if c.Validate() == nil {
+			t.Errorf("%s: accepted", name)
+		}
+		if _, err := New(c, nil); err == nil {
+			t.Errorf("%s: made a machine", name)
+		}
+	}
+}

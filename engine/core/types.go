@@ -1,0 +1,159 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Config sizes a Machine.
+type Config struct {
+	BlockSize      int // tokens
+	NumBlocks      int
+	MaxBatchTokens int        // tokens computed in one step, over all requests
+	MaxRunning     int        // requests in one step
+	MaxWaiting     int        // requests that wait to run or for a peer
+	MaxContext     int        // tokens of prompt and answer together that the model can take
+	EOS            []kv.Token // end an answer unless the request ignores them
+	PrefixCaching  bool
+}
+
+// Validate reports the first number that no machine can work with.
+func (c Config) Validate() error {
+	for _, f := range []struct {
+		name  string
+		value int
+		least int
+	}{
+		{"block size", c.BlockSize, 1}, {"number of blocks", c.NumBlocks, 1}, {"batch tokens", c.MaxBatchTokens, 1},
+		{"running requests", c.MaxRunning, 1}, {"waiting requests", c.MaxWaiting, 1}, {"context", c.MaxContext, 2},
+		{"batch tokens (at least one per running request)", c.MaxBatchTokens, c.MaxRunning},
+	} {
+		if f.value < f.least {
+			return fmt.Errorf("engine core: %s: %d is below %d", f.name, f.value, f.least)
+		}
+	}
+	return nil
+}
+
+// Context is the number of tokens that prompt and answer may have together: the model's, or what
+// the blocks can hold and one more, because the last token's KV is never needed.
+func (c Config) Context() int { return min(c.MaxContext, c.NumBlocks*c.BlockSize+1) }
+
+// Request is one prompt to be continued. The machine keeps the slices; nobody may change them.
+type Request struct {
+	ID         kv.RequestID
+	Prompt     []kv.Token
+	MaxTokens  int // below 1: as many as the context allows
+	StopTokens []kv.Token
+	IgnoreEOS  bool
+	Keys       Keys
+	Params     *kv.TransferParams // nil: no hand-off
+}
+
+// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput or Tick.
+type Event interface{ coreEvent() }
+
+type (
+	// Add brings a request. It is refused or taken within the same Step.
+	Add struct{ Request }
+	// Abort ends a request as connector.FinishAbort, with Err in its last Emit. An unknown or
+	// ended id is ignored.
+	Abort struct {
+		ID  kv.RequestID
+		Err error
+	}
+	// StepDone ends the step in flight. Results are in the order of the batch; those of sequences
+	// without Sample are ignored. Err, if set, fails every request of the batch.
+	StepDone struct {
+		Results []Result
+		Err     error
+	}
+	// ConnectorOutput is one rank's report.
+	ConnectorOutput struct{ connector.WorkerOutput }
+	// Tick says that the time of Deadline has come.
+	Tick struct{}
+)
+
+func (Add) coreEvent()             {}
+func (Abort) coreEvent()           {}
+func (StepDone) coreEvent()        {}
+func (ConnectorOutput) coreEvent() {}
+func (Tick) coreEvent()            {}
+
+// Result is what a step gave for one sequence.
+type Result struct {
+	Token kv.Token
+	Stop  bool  // the text ends here, as only who makes text of tokens can tell
+	Err   error // no token: the request fails
+}
+
+// Action is what to do: Refused, RunStep, SendMeta or Emit, in the order given.
+type Action interface{ coreAction() }
+
+type (
+	// Refused answers an Add. Nothing of the request is kept, and no Emit follows.
+	Refused struct {
+		ID  kv.RequestID
+		Err error
+	}
+	// RunStep starts the one step that may be in flight; StepDone must follow.
+	RunStep struct{ Batch []Sequence }
+	// SendMeta is for the workers of every rank, now: it waits for no step.
+	SendMeta struct{ Meta connector.StepMeta }
+	// Emit tells a request's reader something.
+	Emit struct{ Output }
+)
+
+func (Refused) coreAction()  {}
+func (RunStep) coreAction()  {}
+func (SendMeta) coreAction() {}
+func (Emit) coreAction()     {}
+
+// Sequence is the part of one request that a step computes. The receiver owns it.
+type Sequence struct {
+	ID     kv.RequestID
+	Tokens []kv.Token   // to compute
+	Start  int          // position of the first one
+	Blocks []kv.BlockID // block table up to the last one
+	Sample bool         // choose the token behind the last one
+}
+
+// Output is news of one request.
+type Output struct {
+	ID     kv.RequestID
+	Tokens []kv.Token // sampled, at most one per step
+	// Finish is set on the last Output of a request, and everything below with it.
+	Finish   connector.FinishReason
+	Usage    Usage
+	Params   *kv.TransferParams      // what to answer; nil if nothing
+	Transfer connector.TransferFacts // of the KV that came from a peer
+	Err      error                   // for FinishError and FinishAbort
+}
+
+// Usage counts tokens of one request. Without preemption or failure Cached + External +
+// ComputedPrompt is Prompt.
+type Usage struct {
+	Prompt         int
+	Completion     int
+	Cached         int // prompt tokens found in the prefix cache at first
+	External       int // prompt tokens brought by a peer and used
+	ComputedPrompt int // prompt positions computed, recomputations counted again
+	Blocks         int // at the end
+	Preemptions    int
+}
+
+// Stats is a snapshot of a Machine: gauges, then totals.
+type Stats struct {
+	BlocksFree, BlocksTotal, BlocksCached int
+	Running, Waiting, WaitingRemote, Held int
+
+	PrefixQueries, PrefixHits      uint64 // prompt tokens looked up and found at first
+	Preemptions, Steps             uint64
+	PromptTokens, CompletionTokens uint64
+	ComputedPrompt, ExternalTokens uint64
+	Received, ReceiveFailed        uint64
+	StrayOutcomes                  uint64 // outcomes of requests that wait for none
+	Finished                       map[connector.FinishReason]uint64
+}
