@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,6 +43,10 @@ func crowd(t *testing.T, slots int) {
 		case i < 20:
 			b.set(addr, blackHole)
 		case i < 25: // nobody there
+			b.set(addr, func(context.Context) (net.Conn, error) {
+				time.Sleep(time.Millisecond)
+				return nil, errors.New("connection refused")
+			})
 		case i < 30: // answers ZMTP, but knows no rank that it is asked for
 			defer b.serve(t, addr, engine, "i", 0).Close()
 		default:

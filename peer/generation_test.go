@@ -115,6 +115,41 @@ func TestMetadataReplaced(t *testing.T) {
 	})
 }
 
+// Ranks that are not connected tell as well: when rank (0,0), which is always asked, has changed, or
+// one of the ranks in common, it is another generation.
+func TestOtherIncarnationByAnyRank(t *testing.T) {
+	rank0, rank1, rank2 := kv.Rank{}, kv.Rank{TP: 1}, kv.Rank{TP: 2}
+	for name, tc := range map[string]struct {
+		second Target
+		change kv.Rank
+		same   bool
+	}{
+		"nothing":              {target("P", addrQ, 1, 2), kv.Rank{TP: 9}, true},
+		"rank 0, not asked":    {target("P", addrQ, 2), rank0, false},
+		"rank in common":       {target("P", addrQ, 1, 2), rank1, false},
+		"rank that was absent": {target("P", addrQ, 1, 2), rank2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t, nil)
+				defer b.table.Close()
+				defer b.serve(t, addrP, "P", "i1", 3).Close()
+				first := b.connect(t, target("P", addrP, 1))
+				l := b.serve(t, addrQ, "P", "i1", 3)
+				defer l.Close()
+				m := metadata("P", "i1", tc.change)
+				m.DeviceID = 7
+				if err := l.Set(tc.change, 2, payload(t, m, testHash)); err != nil {
+					t.Fatal(err)
+				}
+				if c := b.connect(t, tc.second); (c.Gen == first.Gen) != tc.same {
+					t.Errorf("generation %d after %d", c.Gen, first.Gen)
+				}
+			})
+		})
+	}
+}
+
 // A second engine that claims the agent of a first one takes it over: the first is gone, as its
 // transfers have ended. When the claim fails later, both are gone.
 func TestAgentClaimedByAnotherEngine(t *testing.T) {
@@ -265,8 +300,14 @@ func TestEviction(t *testing.T) {
 			b.connect(t, target(e, string(e)+":5600"))
 		}
 		gen := b.table.Lookup("pinned").Gen
-		if !b.table.Pin("pinned", gen) || !b.table.Pin("pinned", gen) || b.table.Pin("pinned", gen+1) {
-			t.Fatal("pins")
+		used := b.table.Lookup("used").Gen
+		for range 2 {
+			if !b.table.Pin("pinned", gen) {
+				t.Fatal("not pinned")
+			}
+		}
+		if b.table.Pin("pinned", gen+100) {
+			t.Fatal("another generation was pinned")
 		}
 		time.Sleep(40 * time.Second)
 		b.connect(t, target("used", "used:5600"))
@@ -274,7 +315,9 @@ func TestEviction(t *testing.T) {
 		if b.table.Lookup("idle") == nil {
 			t.Error("evicted without an Ensure")
 		}
-		b.connect(t, target("used", "used:5600"))
+		if c := b.connect(t, target("used", "used:5600")); c.Gen != used {
+			t.Error("Ensure did not count as use")
+		}
 		if b.table.Lookup("idle") != nil || b.table.Lookup("pinned") == nil || b.table.Lookup("used") == nil {
 			t.Error("the wrong ones were evicted")
 		}
@@ -285,6 +328,7 @@ func TestEviction(t *testing.T) {
 			t.Error("evicted with one pin left")
 		}
 		b.table.Unpin("pinned", gen)
+		b.connect(t, target("used", "used:5600")) // so that the other one is first in line
 		time.Sleep(59 * time.Second)
 		b.connect(t, target("used", "used:5600"))
 		if b.table.Lookup("pinned") == nil {

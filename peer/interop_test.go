@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -12,6 +13,37 @@ import (
 
 	"github.com/kvferry/kvferry/kv"
 )
+
+// Listener and Table over TCP with the defaults.
+func TestOverTCP(t *testing.T) {
+	ln, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := NewListener(ln, ListenerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.Set(kv.Rank{}, 1, payload(t, metadata("P", "i", kv.Rank{}), testHash)); err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t, func(c *Config, _ *fakeAgent) { c.Dial, c.Events = nil, nil })
+	defer b.table.Close()
+	tg := Target{Engine: "P", Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, Ranks: []kv.Rank{{}}}
+	c := b.connect(t, tg)
+	if off := c.Clock.Offset; off < -1 || off > 1 {
+		t.Errorf("two readings of one clock differ by %v s", off)
+	}
+	b.table.Drop("P", c.Gen, "test")
+	tg.Ranks = append(tg.Ranks, kv.Rank{TP: 1})
+	tg.TP = 2
+	if e := b.refused(t, tg, PhaseQuery); e.Rank.TP != 1 || !strings.Contains(e.Error(), "rank that it does not have") {
+		t.Error(e)
+	}
+	l.Close()
+	b.refused(t, tg, PhaseDial)
+}
 
 const pythonClient = `
 import sys, zmq
