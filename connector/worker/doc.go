@@ -1,0 +1,59 @@
+// Package worker is WorkerHalf: one rank of an engine, with its agent, its memory and its transfers.
+//
+//	 SchedulerHalf                                                  other engines
+//	      │ StepMeta           ┌───────────────────────────┐
+//	      └──Submit──> mailbox │                           │ ──PUSH_REG, HB, PUSH_FAIL──> Notify
+//	 peer.Table ─────> mailbox │  writer ── machine.Step   │ ──WRITE + completion───────> Post
+//	 agent.Events ───────────> │                           │ ──permission for our blocks─ Grant
+//	 one timer ──────────────> │                           │ ──and its end───────────── Revoke
+//	      ┌──WorkerOutput───── └───────────────────────────┘
+//	      ▼
+//	 SchedulerHalf
+//
+// # Who owns what
+//
+// The writer is one goroutine, the only one of the package. It alone reads the agent's events, sends
+// notifications, grants and revokes, and posts transfers. Everything that it decides is decided by
+// a machine, which is pure: it takes an input and the time and returns actions. Handshakes run in
+// the peer table and come back through the mailbox. The writer blocks on nothing but its select: no
+// peer, no engine step and no reader of Outputs holds it up, and with nothing waiting no timer runs.
+// (The reference design polls every millisecond while blocks are unmatched, and lets heartbeats and
+// completions ride on engine steps.)
+//
+// # What D does
+//
+// A registration waits for the handshake, then for a grant of exactly its blocks for P's agent, and
+// goes to P as PUSH_REG with the grant in it. The completion of every P rank ends it: the grant is
+// revoked, and the receive is reported. Whatever else happens (handshake, send, PUSH_FAIL, P's agent
+// gone, cancel, silence) ends it the same way: first the revoke, then the report, so that reported
+// blocks are never written.
+//
+// # What P does
+//
+// Finished blocks (under a lease) and registrations meet in two tables, whichever comes first: by
+// transfer id, exact id, base id, each a hash lookup. A registration whose prompt or token count
+// differs is refused. A pair waits for the handshake with D, is planned by package geometry and
+// posted as one WRITE whose completion is attached. The blocks are given back at Stopped, never
+// before. A lease that ends while bytes may move waits for Stopped, too.
+//
+//	blocks come ──> waiting ──pair──> connecting ──> (queued) ──> writing ──Stopped──> reported
+//	                   │ lease            │ lease, D gone, refused            (done or failed)
+//	                   ▼                  ▼
+//	                reported      reported, or waiting again
+//
+// # How long things are kept
+//
+// A registration that finds no blocks goes after Config.RegistrationTimeout (480 s), earlier if its
+// sender or all together have too many (limits.go). A request of P that ended without KV is
+// remembered as long, so that a registration that comes late is told. Heartbeats go every sixth of
+// a lease in whole seconds (5 s of 30 s) while somebody waits, and each guarantees two thirds of
+// one (20 s) from its arrival. A heartbeat extends what it names exactly, by transfer id, by base
+// id, or by X-Request-Id; the last is what a stock D names behind a concurrent router, and what
+// stock P fails to recognise (nixl-connector.md, section 7.8).
+//
+// # Ids on the wire
+//
+// A completion carries D's request id and nothing else. When the engine gives ids without a random
+// suffix, the registration's generation takes the suffix's place on the wire, so that a completion
+// of an earlier request of the same id is recognised as such.
+package worker

@@ -1,0 +1,65 @@
+package worker
+
+import "time"
+
+const (
+	// maxReceives bounds D's receives; a ledger keeps no more hand-offs than this. A registration
+	// beyond it is reported as failed at once.
+	maxReceives = 1 << 16
+
+	// maxHolds bounds P's finished requests, for the same reason. Blocks beyond it are given back at
+	// once, undelivered.
+	maxHolds = 1 << 16
+
+	// maxInbox bounds the entries that wait for the writer: every hand-off of a full ledger may have
+	// four of them. Submit refuses what is beyond; it can only happen when the writer has stopped.
+	maxInbox = 4 * maxReceives
+
+	// maxRegistrations bounds the registrations that wait for P's blocks, maxPerSender those of one D
+	// agent. The oldest of the sender, else the oldest of all, makes room; its D is told.
+	maxRegistrations = 1 << 16
+	maxPerSender     = 1 << 13
+
+	// maxRegistrationBlocks bounds the block ids in waiting registrations, maxSenderBlocks those of one
+	// D agent: 64 MiB and 16 MiB of ids.
+	maxRegistrationBlocks = 1 << 24
+	maxSenderBlocks       = 1 << 22
+
+	// maxSenders bounds the D agents whose registrations are remembered. Fleets have hundreds of
+	// engines; a sender without a waiting registration makes room.
+	maxSenders = 1 << 13
+
+	// replayWindow is how far behind a sender's newest registration an older one may arrive and still
+	// be taken. Agents deliver in order, so that what is further behind can only be a replay.
+	replayWindow = 1 << 10
+
+	// stockMemory is how many ids of a stock sender, which has no generations, are remembered to tell
+	// a second copy of a registration.
+	stockMemory = 1 << 10
+
+	// maxNotes bounds the ended requests of P that a late registration is still told of. The oldest is
+	// forgotten, and its D waits for its own watchdog.
+	maxNotes = 1 << 14
+
+	// maxNotices bounds the failure notices that wait for a handshake. What is beyond is not sent; D
+	// has its own watchdog.
+	maxNotices = 1 << 10
+
+	// maxRemotes bounds the peers whose geometry is kept; peer.Table has no more by default.
+	maxRemotes = 1 << 12
+
+	// maxHeartbeatIDs bounds the ids of one heartbeat message: 256 ids of some 50 bytes fit any
+	// transport's notification.
+	maxHeartbeatIDs = 256
+
+	// busyRetry is when a transfer that the agent had no room for is tried again if no transfer of
+	// this worker is in flight whose end would tell.
+	busyRetry = 20 * time.Millisecond
+
+	// backstop is how much longer than the registration timeout a rank of D waits for silence to end.
+	// The ledger's watchdog comes first and cancels; this one works when nobody does.
+	backstop = time.Minute
+
+	// maxRanks bounds TP x PP, as the ledger does.
+	maxRanks = 1 << 12
+)

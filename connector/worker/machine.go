@@ -1,0 +1,251 @@
+package worker
+
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// machine is everything that one rank decides. It has no agent, socket, clock, timer or goroutine:
+// Step takes what happened and returns what is to be done. Its owner is the writer.
+type machine struct {
+	cfg Config // the facts; Agent and Peers are not used
+
+	flights map[connector.PeerAddr][]waiter // connects that were asked for and not answered
+	remotes map[kv.EngineID]*remote
+	serial  uint64 // of receives and pushes
+
+	consumer consumer
+	producer producer
+	beats    beats
+
+	timers  deadline.Queue[any] // *receive, *hold, *registration, *note, *beat, *busyTimer
+	stats   Stats
+	closing bool
+
+	acts []action // of the Step under way
+}
+
+// waiter is who waits for a connect.
+type waiter struct {
+	receive uint64  // or
+	push    uint64  // or
+	notice  *notice // or
+	beat    *beat
+}
+
+func newMachine(cfg Config) *machine {
+	m := &machine{
+		cfg:     cfg,
+		flights: make(map[connector.PeerAddr][]waiter),
+		remotes: make(map[kv.EngineID]*remote),
+	}
+	m.consumer.init()
+	m.producer.init()
+	m.beats.init()
+	return m
+}
+
+// Step takes one input and returns what is to be done, in order. The slice is valid until the next
+// Step.
+func (m *machine) Step(now time.Time, in input) []action {
+	clear(m.acts)
+	m.acts = m.acts[:0]
+	switch in := in.(type) {
+	case stepMeta:
+		m.onMeta(now, in.StepMeta)
+	case connected:
+		m.onConnected(now, in)
+	case connectFailed:
+		m.onConnectFailed(now, in)
+	case granted:
+		m.onGranted(now, in)
+	case registrationFailed:
+		m.onRegistrationFailed(in)
+	case posted:
+		m.onPosted(now, in)
+	case transferResult:
+		m.onResult(in.Result)
+	case transferStopped:
+		m.onStopped(now, in.Stopped)
+	case notification:
+		m.onNotification(now, in.Notification)
+	case peerLost:
+		m.onPeerLost(now, in.PeerLost)
+	case tick:
+	case shutdown:
+		m.onShutdown()
+	}
+	m.onTick(now)
+	return m.acts
+}
+
+// Deadline is the next moment at which a tick has something to do; false when nothing waits.
+func (m *machine) Deadline() (time.Time, bool) { return m.timers.Next() }
+
+func (m *machine) do(a action)            { m.acts = append(m.acts, a) }
+func (m *machine) emit(e event.Event)     { m.do(emit{e}) }
+func (m *machine) nextSerial() uint64     { m.serial++; return m.serial }
+func (m *machine) ourRanks() []kv.Rank    { return []kv.Rank{m.cfg.Rank} }
+func (m *machine) timeout() time.Duration { return m.cfg.RegistrationTimeout }
+
+// onMeta takes the ledger's wishes in the order of the fields.
+func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
+	if m.closing {
+		m.refuseMeta(s)
+		return
+	}
+	for _, r := range s.Registrations {
+		m.startReceive(now, r)
+	}
+	for _, id := range s.Processing {
+		m.startPrefill(id)
+	}
+	for _, f := range s.Finished {
+		m.startHold(now, f)
+	}
+	for _, d := range s.Dropped {
+		m.dropRequest(now, d)
+	}
+	for _, id := range s.Cancels {
+		m.cancelReceive(id)
+	}
+	if s.HasHeartbeats {
+		m.setHeartbeats(now, s.Heartbeats)
+	}
+}
+
+// refuseMeta ends what comes in after a shutdown, so that the ledger is not left waiting.
+func (m *machine) refuseMeta(s connector.StepMeta) {
+	for _, r := range s.Registrations {
+		m.do(reportReceived{connector.ReceiveReport{ID: r.ID, Err: &connector.Error{
+			Request: r.ID, Peer: r.Peer.Engine, Phase: connector.PhaseCancel, Reason: "this engine is shutting down"}}})
+	}
+	for _, f := range s.Finished {
+		m.do(reportSent{connector.SentReport{ID: f.ID, Err: &connector.Error{
+			Request: f.ID, Phase: connector.PhaseCancel, Reason: "this engine is shutting down"}}})
+	}
+}
+
+// need asks for an engine on behalf of a waiter. One connect per address is under way; whoever
+// needs the same joins it.
+func (m *machine) need(addr connector.PeerAddr, w waiter) {
+	waiting, asked := m.flights[addr]
+	m.flights[addr] = append(waiting, w)
+	if !asked {
+		m.do(connect{addr, m.ourRanks()})
+	}
+}
+
+func (m *machine) onConnected(now time.Time, in connected) {
+	waiting := m.flights[in.addr]
+	delete(m.flights, in.addr)
+	r := m.remoteOf(in.addr, in.conn)
+	for _, w := range waiting {
+		switch {
+		case w.receive != 0:
+			m.receiveConnected(w.receive, r)
+		case w.push != 0:
+			m.pushConnected(now, w.push, r)
+		case w.notice != nil:
+			m.noticeConnected(w.notice, r)
+		case w.beat != nil:
+			m.beatConnected(w.beat, r)
+		}
+	}
+}
+
+func (m *machine) onConnectFailed(now time.Time, in connectFailed) {
+	waiting := m.flights[in.addr]
+	delete(m.flights, in.addr)
+	for _, w := range waiting {
+		switch {
+		case w.receive != 0:
+			m.receiveUnconnected(w.receive, in.err)
+		case w.push != 0:
+			m.pushUnconnected(w.push, in.err)
+		case w.notice != nil:
+			m.producer.notices--
+		case w.beat != nil:
+			w.beat.asked = false
+		}
+	}
+}
+
+// onNotification tells the kinds of notifications apart. What cannot be read costs its sender
+// nothing more than a counter, and nobody else anything.
+func (m *machine) onNotification(now time.Time, n agent.Notification) {
+	if m.closing {
+		return
+	}
+	parsed, err := wire.ParseNotification(n.Msg)
+	if err != nil {
+		m.ignore(n.From.Name, "notification", err.Error())
+		return
+	}
+	switch msg := parsed.(type) {
+	case *wire.PushReg:
+		m.onRegistration(now, n.From.Name, msg)
+	case wire.Heartbeat:
+		m.onHeartbeat(now, msg)
+	case wire.Completion:
+		m.onCompletion(now, n.From.Name, msg, n.Arrival)
+	case wire.PushFail:
+		m.onPushFail(n.From.Name, msg)
+	}
+}
+
+// ignore counts a notification that nobody waits for or that cannot be read.
+func (m *machine) ignore(from agent.Name, what, reason string) {
+	m.stats.Ignored++
+	m.emit(event.NotificationDropped{From: string(from), What: what, Reason: reason})
+}
+
+func (m *machine) onPeerLost(now time.Time, l agent.PeerLost) {
+	if !l.Inbound {
+		m.do(lost{l.Peer, l.Err})
+		m.forgetAgent(l.Peer)
+	}
+	m.receivesLost(l.Peer.Name, l.Err)
+	m.senderLost(now, l.Peer.Name)
+}
+
+func (m *machine) onTick(now time.Time) {
+	for {
+		due, ok := m.timers.PopDue(now)
+		if !ok {
+			return
+		}
+		switch t := due.(type) {
+		case *receive:
+			m.receiveSilent(t)
+		case *hold:
+			m.leaseExpired(now, t)
+		case *registration:
+			m.registrationExpired(t)
+		case *note:
+			m.producer.forgetNote(t)
+		case *beat:
+			m.sendHeartbeat(now, t)
+		case *busyTimer:
+			m.retryBusy()
+		}
+	}
+}
+
+// onShutdown revokes every permission, reports every wait as ended and cancels transfers; those
+// end by their Result and Stopped.
+func (m *machine) onShutdown() {
+	if m.closing {
+		return
+	}
+	m.closing = true
+	m.beats.stop(m)
+	m.shutdownConsumer()
+	m.shutdownProducer()
+}

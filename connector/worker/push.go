@@ -1,0 +1,276 @@
+package worker
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/geometry"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// pushState is where a pair of blocks and registration stands.
+type pushState uint8
+
+const (
+	connecting pushState = iota // the handshake with D runs
+	queued                      // the agent had no room
+	posting                     // handed to the agent, not yet answered
+	writing                     // bytes may move until Stopped
+)
+
+// push is one WRITE: finished blocks paired with a registration.
+type push struct {
+	serial   uint64
+	hold     *hold
+	reg      *registration
+	state    pushState
+	remote   *remote // from the handshake on
+	plan     geometry.Plan
+	transfer agent.TransferID
+	result   *agent.Result
+}
+
+// busyTimer is the one item for transfers that the agent had no room for.
+type busyTimer struct{}
+
+// pair joins blocks and registration and asks for D's engine.
+func (m *machine) pair(h *hold, r *registration, by matchKind) {
+	u := &push{serial: m.nextSerial(), hold: h, reg: r}
+	h.push = u
+	m.producer.pushes[u.serial] = u
+	m.emit(event.RegistrationMatched{Request: h.id, Remote: r.key.id, Peer: r.key.engine, By: by.String()})
+	m.stats.Matched++
+	m.need(decodeAddr(r.reg), waiter{push: u.serial})
+}
+
+func decodeAddr(p *wire.PushReg) connector.PeerAddr {
+	return connector.PeerAddr{Engine: p.DecodeEngineID, Host: p.DecodeHost, Port: p.DecodePort, TP: p.DecodeTPSize, PP: 1}
+}
+
+// pushConnected plans the WRITE and hands it to the agent. A registration that does not fit is
+// refused; its blocks wait for another one.
+func (m *machine) pushConnected(now time.Time, serial uint64, p *remote) {
+	u := m.producer.pushes[serial]
+	if u == nil || u.state != connecting {
+		return
+	}
+	err := p.err
+	if err == nil && p.name() != u.reg.sender.name {
+		err = fmt.Errorf("engine %q at its address is served by another agent than the one that registered; it may have restarted", p.engine)
+	}
+	if err == nil {
+		u.plan, err = geometry.PlanWrite(m.cfg.Layout, p.layout, u.hold.have, wanted(u.reg.reg))
+	}
+	if err != nil {
+		h, r := u.hold, u.reg
+		m.endPush(u)
+		m.refuse(r, err.Error())
+		m.offer(now, h)
+		return
+	}
+	u.remote = p
+	m.do(pin{p})
+	if u.plan.Blocks == 0 {
+		m.completeEmpty(u)
+		return
+	}
+	m.startPost(u)
+}
+
+// wanted is what a registration asks for.
+func wanted(p *wire.PushReg) geometry.Want {
+	var w geometry.Want
+	if len(p.LocalBlockIDs) > 0 {
+		w.Blocks = p.LocalBlockIDs[0]
+	}
+	if x := p.Extension; x != nil {
+		w.Positioned, w.StartToken, w.NumTokens = true, x.StartToken, x.NumTokens
+	}
+	return w
+}
+
+// completion is the notification that D counts.
+func (m *machine) completion(u *push) []byte {
+	msg, err := wire.AppendCompletion(nil, wire.Completion{ID: u.reg.key.id, N: m.cfg.TP})
+	if err != nil {
+		panic("worker: a registration that was parsed has an id that cannot be sent: " + err.Error())
+	}
+	return msg
+}
+
+// completeEmpty answers a D that lacks no block.
+func (m *machine) completeEmpty(u *push) {
+	h := u.hold
+	m.do(notify{u.remote.engine, u.remote.agent.ID, "completion", m.completion(u)})
+	m.endPush(u)
+	m.endHold(h, "", "", "sent")
+}
+
+// startPost hands a WRITE to the agent, behind those that wait for room.
+func (m *machine) startPost(u *push) {
+	if m.producer.busy.Len() > 0 {
+		u.state = queued
+		m.producer.busy.PushBack(u)
+		return
+	}
+	m.post(u)
+}
+
+func (m *machine) post(u *push) {
+	u.state = posting
+	g := agent.GrantID{}
+	if x := u.reg.reg.Extension; x != nil {
+		g = x.Grant
+	}
+	m.do(post{u.serial, u.remote, u.plan, g, m.completion(u)})
+}
+
+// pushUnconnected ends a push whose D cannot be reached. There is no second try (push-mode.md), and
+// nobody to tell.
+func (m *machine) pushUnconnected(serial uint64, err error) {
+	u := m.producer.pushes[serial]
+	if u == nil || u.state != connecting {
+		return
+	}
+	h := u.hold
+	m.stats.TransfersFailed++
+	m.emit(event.TransferFailed{Request: h.id, Peer: u.reg.key.engine, Rank: m.cfg.Rank, Phase: "handshake", Err: err})
+	m.dropRegistration(u.reg, "its decode engine cannot be reached")
+	m.endHold(h, connector.PhaseHandshake, err.Error(), "failed")
+	m.endPush(u)
+}
+
+// onPosted learns whether the agent took a WRITE.
+func (m *machine) onPosted(now time.Time, in posted) {
+	u := m.producer.pushes[in.push]
+	if u == nil || u.state != posting {
+		return
+	}
+	switch {
+	case errors.Is(in.err, agent.ErrBusy):
+		m.queue(now, u)
+	case in.err != nil:
+		m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
+		m.failPush(u, in.err)
+		m.retryBusy()
+	default:
+		u.state, u.transfer = writing, in.transfer
+		m.producer.transfers[in.transfer] = u
+		m.emit(event.TransferPosted{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: len(u.plan.Local), Bytes: u.plan.Bytes})
+		m.stats.TransfersPosted++
+		if m.closing {
+			m.do(cancel{in.transfer})
+			return
+		}
+		m.retryBusy()
+	}
+}
+
+// queue keeps a WRITE that the agent had no room for, first in line. Room comes with a Stopped; when
+// none of ours is owed, a short timer looks again.
+func (m *machine) queue(now time.Time, u *push) {
+	if u.hold.expired || m.closing {
+		m.failPush(u, errors.New("the lease ended while the agent was busy"))
+		return
+	}
+	u.state = queued
+	m.producer.busy.PushFront(u)
+	if len(m.producer.transfers) == 0 {
+		m.timers.Set(&m.producer.busyTimer, now.Add(busyRetry))
+	}
+}
+
+// retryBusy hands the first WRITE in line to the agent; its success tries the next.
+func (m *machine) retryBusy() {
+	if m.closing {
+		return
+	}
+	for e := m.producer.busy.Front(); e != nil; e = m.producer.busy.Front() {
+		u := m.producer.busy.Remove(e).(*push)
+		if u.state == queued && m.producer.pushes[u.serial] == u {
+			m.post(u)
+			return
+		}
+	}
+	m.timers.Remove(&m.producer.busyTimer)
+}
+
+// onResult keeps how the transfer ended. A D that will not get its completion is told now; the
+// blocks wait for Stopped.
+func (m *machine) onResult(res agent.Result) {
+	u := m.producer.transfers[res.Transfer]
+	if u == nil || u.result != nil {
+		return
+	}
+	u.result = &res
+	if res.Outcome == agent.OutcomeDone {
+		m.emit(event.TransferDone{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: res.Descs,
+			Bytes: res.Bytes, Post: res.Post, Took: res.Took})
+		m.stats.TransfersDone++
+		m.stats.BytesSent += uint64(res.Bytes)
+		return
+	}
+	m.stats.TransfersFailed++
+	m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
+	if res.Outcome != agent.OutcomePeerLost && res.Outcome != agent.OutcomeClosed {
+		m.sendFailure(u.reg)
+	}
+}
+
+// onStopped gives the blocks back: nothing reads them any more.
+func (m *machine) onStopped(now time.Time, s agent.Stopped) {
+	u := m.producer.transfers[s.Transfer]
+	if u == nil {
+		return
+	}
+	delete(m.producer.transfers, s.Transfer)
+	h := u.hold
+	m.emit(event.TransferStopped{Request: h.id, Peer: u.remote.engine, Rank: m.cfg.Rank})
+	switch {
+	case u.result == nil:
+		m.endHold(h, connector.PhaseTransfer, "the agent gave no result", "failed")
+	case u.result.Outcome == agent.OutcomeDone:
+		m.endHold(h, "", "", "sent")
+	default:
+		m.endHold(h, connector.PhaseTransfer, resultError(*u.result).Error(), "failed")
+	}
+	m.endPush(u)
+	m.retryBusy()
+}
+
+func resultError(r agent.Result) error {
+	if r.Err != nil {
+		return r.Err
+	}
+	return errors.New("the transfer ended as " + r.Outcome.String())
+}
+
+// failPush ends a push of which nothing was started: the blocks are given back and D is told.
+func (m *machine) failPush(u *push, err error) {
+	h, r := u.hold, u.reg
+	m.stats.TransfersFailed++
+	m.endHold(h, connector.PhaseTransfer, err.Error(), "failed")
+	m.endPush(u)
+	m.sendFailure(r)
+}
+
+// endPush parts blocks and registration. Whoever has the blocks decides what becomes of them.
+func (m *machine) endPush(u *push) {
+	delete(m.producer.pushes, u.serial)
+	if u.remote != nil {
+		m.do(unpin{u.remote})
+	}
+	u.hold.push = nil
+}
+
+// pushesInOrder is the pairs, oldest first.
+func (p *producer) pushesInOrder() []*push {
+	return slices.SortedFunc(maps.Values(p.pushes), func(a, b *push) int { return cmp.Compare(a.serial, b.serial) })
+}

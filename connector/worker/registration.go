@@ -1,0 +1,297 @@
+package worker
+
+import (
+	"container/list"
+	"fmt"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/geometry"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// regKey names a registration: D's id is unique in D. The agent that sent it is part of the name,
+// so that nobody can touch another's registration by naming its engine.
+type regKey struct {
+	from   agent.Name
+	engine kv.EngineID
+	id     kv.RequestID
+}
+
+// registration is one wish of a D, waiting for P's blocks or paired with them.
+type registration struct {
+	key      regKey
+	identity identity
+	reg      *wire.PushReg
+	sender   *sender
+
+	expiry  deadline.Item[any]
+	match   []*node[matchKey, registration] // filed for finished blocks
+	inAll   *list.Element                   // of producer.waiting
+	inOwn   *list.Element                   // of sender.waiting
+	waiting bool
+}
+
+// generation is 0 for a stock D, which has none.
+func (r *registration) generation() kv.Generation {
+	if r.reg.Extension == nil {
+		return 0
+	}
+	return r.reg.Extension.Generation
+}
+
+func (r *registration) blocks() int { return r.reg.LocalBlockIDs.Len() }
+
+// sender is one D agent: its waiting registrations and those that it has sent before.
+type sender struct {
+	name    agent.Name
+	waiting list.List // of *registration, oldest first
+	blocks  int       // in waiting
+	gone    bool
+
+	replay replayGuard               // by generation
+	stock  map[kv.RequestID]bool     // ids without generation, of which the last stockMemory are kept
+	recent [stockMemory]kv.RequestID // a ring of them
+	next   int
+}
+
+// fresh reports whether a registration was not seen before, and remembers it. A kvferry D gives
+// every registration a generation. A stock one sends each id once, and its ids are unique as long
+// as it adds its random suffix.
+func (s *sender) fresh(r *registration) bool {
+	if g := r.generation(); g != 0 {
+		return s.replay.fresh(uint64(g))
+	}
+	if s.stock[r.key.id] {
+		return false
+	}
+	if s.stock == nil {
+		s.stock = make(map[kv.RequestID]bool)
+	}
+	delete(s.stock, s.recent[s.next])
+	s.recent[s.next] = r.key.id
+	s.next = (s.next + 1) % stockMemory
+	s.stock[r.key.id] = true
+	return true
+}
+
+// onRegistration files a registration and looks for its blocks. A second copy, or one that comes
+// again after it was served, has no effect.
+func (m *machine) onRegistration(now time.Time, from agent.Name, p *wire.PushReg) {
+	r := &registration{key: regKey{from, p.DecodeEngineID, p.RequestID}, reg: p}
+	r.expiry.Value = r
+	r.identity = identity{transfer: p.TransferID, id: p.RequestID}
+	if p.Extension != nil {
+		r.identity.digest, r.identity.hasDigest = connector.Digest(p.Extension.PromptDigest), true
+	}
+	s := m.producer.senderOf(from)
+	if s == nil {
+		m.dropRegistration(r, "too many decode engines")
+		return
+	}
+	r.sender = s
+	if !s.fresh(r) {
+		m.dropRegistration(r, "duplicate")
+		return
+	}
+	if old := m.producer.registrations[r.key]; old != nil {
+		m.removeRegistration(old)
+		m.dropRegistration(old, "replaced by a later one of the same id")
+	}
+	m.emit(event.RegistrationReceived{Request: p.RequestID, Peer: p.DecodeEngineID, Blocks: r.blocks()})
+	m.stats.RegistrationsReceived++
+	for _, key := range r.identity.lookups(inBlocks) {
+		h := m.producer.blocks.find(key)
+		if h == nil {
+			continue
+		}
+		if reason := m.unfit(h, r); reason != "" {
+			m.refuse(r, reason)
+			return
+		}
+		m.unfile(h)
+		m.pair(h, r, key.kind)
+		return
+	}
+	if n := m.producer.recall(r.identity); n != nil {
+		m.timers.Remove(&n.expiry)
+		m.producer.forgetNote(n)
+		m.dropRegistration(r, "its request has ended: "+n.reason)
+		m.sendFailure(r)
+		return
+	}
+	m.wait(now, r)
+}
+
+// offer looks for a registration of a hold without one, else files it. Registrations that can never
+// fit are refused on the way.
+func (m *machine) offer(now time.Time, h *hold) {
+	for _, key := range h.identity.lookups(inRegistrations) {
+		for r := m.producer.waiting.find(key); r != nil; r = m.producer.waiting.find(key) {
+			m.removeRegistration(r)
+			if reason := m.unfit(h, r); reason != "" {
+				m.refuse(r, reason)
+				continue
+			}
+			m.pair(h, r, key.kind)
+			return
+		}
+	}
+	for _, key := range h.identity.keys() {
+		h.match = append(h.match, m.producer.blocks.add(key, h))
+	}
+}
+
+// unfit says why a registration must never get these blocks; "" if it may.
+func (m *machine) unfit(h *hold, r *registration) string {
+	x := r.reg.Extension
+	switch {
+	case r.identity.hasDigest && r.identity.digest != h.identity.digest:
+		return "the prompts differ"
+	case x != nil && x.StartToken+x.NumTokens != h.have.NumTokens:
+		return fmt.Sprintf("the decode engine's prompt has %d tokens, ours %d", x.StartToken+x.NumTokens, h.have.NumTokens)
+	case len(r.reg.LocalBlockIDs) > 1:
+		return fmt.Sprintf("blocks of %d KV-cache groups; one is supported", len(r.reg.LocalBlockIDs))
+	case r.reg.DecodeTPSize != m.cfg.TP:
+		return (&geometry.MismatchError{What: "tensor-parallel size", Local: fmt.Sprint(m.cfg.TP), Remote: fmt.Sprint(r.reg.DecodeTPSize)}).Error()
+	}
+	return ""
+}
+
+// refuse drops a registration that must not be served and tells its D.
+func (m *machine) refuse(r *registration, reason string) {
+	m.stats.RegistrationsRefused++
+	m.dropRegistration(r, reason)
+	m.sendFailure(r)
+}
+
+// wait files a registration, within the bounds of its sender and of all senders.
+func (m *machine) wait(now time.Time, r *registration) {
+	p, s := &m.producer, r.sender
+	for s.waiting.Len() > 0 && (s.waiting.Len() >= maxPerSender || s.blocks+r.blocks() > maxSenderBlocks) {
+		m.overflow(s.waiting.Front().Value.(*registration))
+	}
+	for p.order.Len() > 0 && (p.order.Len() >= maxRegistrations || p.ids+r.blocks() > maxRegistrationBlocks) {
+		m.overflow(p.order.Front().Value.(*registration))
+	}
+	r.waiting = true
+	r.inAll, r.inOwn = p.order.PushBack(r), s.waiting.PushBack(r)
+	s.blocks += r.blocks()
+	p.ids += r.blocks()
+	p.registrations[r.key] = r
+	for _, key := range r.identity.keys() {
+		r.match = append(r.match, p.waiting.add(key, r))
+	}
+	m.timers.Set(&r.expiry, now.Add(m.timeout()))
+}
+
+func (m *machine) overflow(r *registration) {
+	m.removeRegistration(r)
+	m.dropRegistration(r, "overflow: too many registrations wait")
+	m.sendFailure(r)
+}
+
+func (m *machine) registrationExpired(r *registration) {
+	m.removeRegistration(r)
+	m.dropRegistration(r, fmt.Sprintf("expired: no prefill of it within %v", m.timeout()))
+	m.sendFailure(r)
+}
+
+// removeRegistration takes a waiting registration out of all tables.
+func (m *machine) removeRegistration(r *registration) {
+	p := &m.producer
+	if !r.waiting {
+		return
+	}
+	r.waiting = false
+	m.timers.Remove(&r.expiry)
+	p.order.Remove(r.inAll)
+	r.sender.waiting.Remove(r.inOwn)
+	r.sender.blocks -= r.blocks()
+	p.ids -= r.blocks()
+	p.waiting.remove(r.match)
+	r.match = nil
+	if p.registrations[r.key] == r {
+		delete(p.registrations, r.key)
+	}
+}
+
+func (m *machine) dropRegistration(r *registration, reason string) {
+	m.stats.RegistrationsDropped++
+	m.emit(event.RegistrationDropped{Request: r.key.id, Peer: r.key.engine, Reason: reason})
+}
+
+// senderOf finds or makes the entry of a D agent; nil when there are too many, all of which wait.
+func (p *producer) senderOf(name agent.Name) *sender {
+	if s := p.senders[name]; s != nil {
+		return s
+	}
+	if len(p.senders) >= maxSenders {
+		for _, s := range p.senders {
+			if s.waiting.Len() == 0 {
+				delete(p.senders, s.name)
+				break
+			}
+		}
+		if len(p.senders) >= maxSenders {
+			return nil
+		}
+	}
+	s := &sender{name: name}
+	p.senders[name] = s
+	return s
+}
+
+// senderLost drops what a D agent that is gone had registered. Blocks that were paired with it and
+// are not being written wait for their lease, or for another registration.
+func (m *machine) senderLost(now time.Time, name agent.Name) {
+	s := m.producer.senders[name]
+	if s == nil {
+		return
+	}
+	s.gone = true
+	delete(m.producer.senders, name)
+	for s.waiting.Len() > 0 {
+		r := s.waiting.Front().Value.(*registration)
+		m.removeRegistration(r)
+		m.dropRegistration(r, "its decode engine is gone")
+	}
+	for _, u := range m.producer.pushesInOrder() {
+		if u.reg.sender != s || u.state == writing || u.state == posting {
+			continue
+		}
+		h := u.hold
+		m.dropRegistration(u.reg, "its decode engine is gone")
+		m.endPush(u)
+		m.offer(now, h)
+	}
+}
+
+// replayGuard remembers which of a sender's recent generations were seen. The zero value has seen
+// none.
+type replayGuard struct {
+	newest uint64
+	seen   [replayWindow / 64]uint64 // bit g % replayWindow, for the replayWindow generations up to newest
+}
+
+// fresh reports whether g was not seen, and remembers it. What is behind the window counts as seen.
+func (w *replayGuard) fresh(g uint64) bool {
+	if g > w.newest {
+		if g-w.newest >= replayWindow {
+			w.seen = [replayWindow / 64]uint64{}
+		} else {
+			for x := w.newest + 1; x < g; x++ {
+				w.seen[x%replayWindow/64] &^= 1 << (x % 64)
+			}
+		}
+		w.newest = g
+	} else if w.newest-g >= replayWindow || w.seen[g%replayWindow/64]&(1<<(g%64)) != 0 {
+		return false
+	}
+	w.seen[g%replayWindow/64] |= 1 << (g % 64)
+	return true
+}

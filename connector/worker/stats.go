@@ -1,0 +1,48 @@
+package worker
+
+// Stats is a worker's counters since New and its sizes now, for metrics and tests.
+type Stats struct {
+	// D
+	RegistrationsSent uint64
+	Received          uint64 // receives with all KV in place
+	ReceivesFailed    uint64
+	HeartbeatsSent    uint64 // messages
+
+	// P
+	RegistrationsReceived uint64
+	RegistrationsRefused  uint64 // they could never be served
+	RegistrationsDropped  uint64 // ended without a match, for whatever reason
+	Matched               uint64
+	TransfersPosted       uint64
+	TransfersDone         uint64
+	TransfersFailed       uint64 // not posted, or not ended well
+	BytesSent             uint64
+	LeasesTaken           uint64
+	LeasesExpired         uint64
+	FailuresSent          uint64 // PUSH_FAIL
+
+	// Both
+	Ignored             uint64 // notifications nobody waits for, or that cannot be read
+	NotificationsFailed uint64
+
+	// Now
+	Receiving     int // D: registrations without an end
+	Held          int // P: finished requests under a lease
+	Waiting       int // P: registrations that wait for blocks
+	WaitingBlocks int // block ids in them
+	InFlight      int // P: transfers that have not stopped
+	Senders       int // P: D agents remembered
+	Notes         int // P: ended requests remembered
+}
+
+func (m *machine) snapshot() Stats {
+	s := m.stats
+	s.Receiving = len(m.consumer.receives)
+	s.Held = len(m.producer.holds)
+	s.Waiting = m.producer.order.Len()
+	s.WaitingBlocks = m.producer.ids
+	s.InFlight = len(m.producer.transfers)
+	s.Senders = len(m.producer.senders)
+	s.Notes = m.producer.noteOrder.Len()
+	return s
+}
