@@ -1,14 +1,14 @@
 // Package worker is WorkerHalf: one rank of an engine, with its agent, its memory and its transfers.
 //
-//	 SchedulerHalf                                                  other engines
-//	      │ StepMeta           ┌───────────────────────────┐
-//	      └──Submit──> mailbox │                           │ ──PUSH_REG, HB, PUSH_FAIL──> Notify
-//	 peer.Table ─────> mailbox │  writer ── machine.Step   │ ──WRITE + completion───────> Post
-//	 agent.Events ───────────> │                           │ ──permission for our blocks─ Grant
-//	 one timer ──────────────> │                           │ ──and its end───────────── Revoke
-//	      ┌──WorkerOutput───── └───────────────────────────┘
-//	      ▼
-//	 SchedulerHalf
+//	SchedulerHalf                                                  other engines
+//	     │ StepMeta           ┌───────────────────────────┐
+//	     └──Submit──> mailbox │                           │ ──PUSH_REG, HB, PUSH_FAIL──> Notify
+//	peer.Table ─────> mailbox │  writer ── machine.Step   │ ──WRITE + completion───────> Post
+//	agent.Events ───────────> │                           │ ──permission for our blocks─ Grant
+//	one timer ──────────────> │                           │ ──and its end───────────── Revoke
+//	     ┌──WorkerOutput───── └───────────────────────────┘
+//	     ▼
+//	SchedulerHalf
 //
 // # Who owns what
 //

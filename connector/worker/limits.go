@@ -35,7 +35,7 @@ const (
 
 	// stockMemory is how many ids of a stock sender, which has no generations, are remembered to tell
 	// a second copy of a registration.
-	stockMemory = 1 << 10
+	stockMemory = 1 << 8
 
 	// maxNotes bounds the ended requests of P that a late registration is still told of. The oldest is
 	// forgotten, and its D waits for its own watchdog.

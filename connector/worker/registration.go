@@ -3,6 +3,7 @@ package worker
 import (
 	"container/list"
 	"fmt"
+	"hash/maphash"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -53,11 +54,14 @@ type sender struct {
 	blocks  int       // in waiting
 	gone    bool
 
-	replay replayGuard               // by generation
-	stock  map[kv.RequestID]bool     // ids without generation, of which the last stockMemory are kept
-	recent [stockMemory]kv.RequestID // a ring of them
+	replay replayGuard         // by generation
+	stock  map[uint64]struct{} // hashes of ids without generation, the last stockMemory of them
+	recent []uint64            // a ring of the same
 	next   int
 }
+
+// stockSeed makes the hashes of stock ids unguessable.
+var stockSeed = maphash.MakeSeed()
 
 // fresh reports whether a registration was not seen before, and remembers it. A kvferry D gives
 // every registration a generation. A stock one sends each id once, and its ids are unique as long
@@ -66,16 +70,21 @@ func (s *sender) fresh(r *registration) bool {
 	if g := r.generation(); g != 0 {
 		return s.replay.fresh(uint64(g))
 	}
-	if s.stock[r.key.id] {
+	h := maphash.String(stockSeed, string(r.key.id))
+	if _, seen := s.stock[h]; seen {
 		return false
 	}
 	if s.stock == nil {
-		s.stock = make(map[kv.RequestID]bool)
+		s.stock = make(map[uint64]struct{})
+	}
+	s.stock[h] = struct{}{}
+	if len(s.recent) < stockMemory {
+		s.recent = append(s.recent, h)
+		return true
 	}
 	delete(s.stock, s.recent[s.next])
-	s.recent[s.next] = r.key.id
+	s.recent[s.next] = h
 	s.next = (s.next + 1) % stockMemory
-	s.stock[r.key.id] = true
 	return true
 }
 
