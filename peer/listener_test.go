@@ -148,7 +148,7 @@ func walk(t *testing.T, v behaviourVector, answered bool) {
 	}
 	reply, err := f.send(t, v.Socket, frames)
 	switch {
-	case !answered && !errors.Is(err, io.EOF):
+	case !answered && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrClosedPipe): // a pipe says the latter at times
 		t.Errorf("got %d parts, %v; want the connection closed", len(reply), err)
 	case answered && err != nil:
 		t.Error(err)

@@ -21,7 +21,14 @@ func TestConnects(t *testing.T) {
 		b := newBed(t, nil)
 		defer b.table.Close()
 		defer b.serve(t, addrP, "P", "i1", 2).Close()
-		c := b.connect(t, target("P", addrP, 1, 0))
+		tg := target("P", addrP, 1, 0)
+		asked := b.ask(tg)
+		tg.Ranks[0].TP = 63 // the caller's slice is its own
+		r1 := <-asked
+		if r1.err != nil {
+			t.Fatal(r1.err)
+		}
+		c := r1.c
 		if c.Engine != "P" || c.Gen == 0 || c.Addr != addrP || len(c.Ranks) != 2 || c.Ranks[0].Rank.TP != 1 {
 			t.Errorf("connected as %+v", c)
 		}
@@ -332,6 +339,68 @@ func TestLostDuringHandshake(t *testing.T) {
 	})
 }
 
+// When more losses come during a handshake than are remembered, it cannot be trusted.
+func TestManyLossesDuringHandshake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b *bed
+		losses := maxEarlyLosses + 1
+		b = newBed(t, func(_ *Config, a *fakeAgent) {
+			a.onAdd = func(context.Context, agent.Name, agent.PeerID) error {
+				for i := range losses {
+					b.table.Lost(agent.PeerID{Name: "stranger", Gen: kv.Generation(i)}, errors.New("cut"))
+				}
+				return nil
+			}
+		})
+		defer b.table.Close()
+		defer b.serve(t, addrP, "P", "i1", 1).Close()
+		b.refused(t, target("P", addrP), PhaseLost)
+		b.wantSizes(t, 0, 0)
+		losses--
+		b.connect(t, target("P", addrP))
+	})
+}
+
+func TestTooManyWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.table.Close()
+		b.set(addrP, blackHole)
+		ended := 0
+		for range maxWaiters {
+			b.table.Ensure(target("P", addrP), func(*Connected, error) { ended++ })
+		}
+		b.refused(t, target("P", addrP), PhaseTarget)
+		time.Sleep(DefaultQueryTimeout)
+		synctest.Wait()
+		if ended != maxWaiters {
+			t.Errorf("%d waiters of %d were released", ended, maxWaiters)
+		}
+	})
+}
+
+// An agent that admits a peer although the table was closed meanwhile: the peer is removed again.
+func TestAdmittedAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan struct{})
+		b := newBed(t, func(_ *Config, a *fakeAgent) {
+			a.onAdd = func(context.Context, agent.Name, agent.PeerID) error { <-goOn; return nil }
+		})
+		defer b.serve(t, addrP, "P", "i1", 1).Close()
+		asked := b.ask(target("P", addrP))
+		synctest.Wait()
+		closed := make(chan struct{})
+		go func() { b.table.Close(); close(closed) }()
+		synctest.Wait()
+		close(goOn)
+		<-closed
+		if r := <-asked; !errors.Is(r.err, ErrClosed) {
+			t.Errorf("got %+v", r)
+		}
+		b.wantSizes(t, 0, 0)
+	})
+}
+
 func TestDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
@@ -384,7 +453,8 @@ func TestCloseDuringHandshakes(t *testing.T) {
 				t.Error("a waiter is still waiting after Close")
 			}
 		}
-		if r := <-b.ask(target("P", addrP)); !errors.Is(r.err, ErrClosed) {
+		started := len(recorded[event.HandshakeStarted](b.events))
+		if r := <-b.ask(target("P", addrP)); !errors.Is(r.err, ErrClosed) || len(recorded[event.HandshakeStarted](b.events)) != started {
 			t.Errorf("after Close: %v", r.err)
 		}
 		b.wantSizes(t, 0, 0)
