@@ -9,8 +9,8 @@ import (
 // delimiter. Its methods may be called by any goroutine.
 type Dealer struct{ c *client }
 
-// DialDealer connects to addr ("host:port") and shakes hands, bounded by ctx and Timeouts.Handshake. Later
-// the ctx means nothing. dial nil means net.Dialer.
+// DialDealer connects to addr ("host:port") and shakes hands, each bounded by ctx and
+// Timeouts.Handshake. Later the ctx means nothing. dial nil means net.Dialer.
 func DialDealer(ctx context.Context, dial DialFunc, addr string, opts Options) (*Dealer, error) {
 	c, err := dialClient(ctx, dial, addr, typeDealer, opts, nil)
 	if err != nil {

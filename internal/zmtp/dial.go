@@ -100,10 +100,9 @@ func (c *client) send(ctx context.Context, phase string, frames [][]byte) error 
 		err := c.link.out.push(frames)
 		switch {
 		case err == nil:
-			notify(c.link.out.space) // another sender may wait, and there may be room for it too
 			return nil
 		case errors.Is(err, ErrClosed):
-			notify(c.link.out.space)
+			notify(c.link.out.space) // for the next one who waits
 			return c.sealed(phase)
 		}
 		select {

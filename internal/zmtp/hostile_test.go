@@ -145,7 +145,7 @@ func TestStartedMultipartDeadline(t *testing.T) {
 		go func() {
 			for range 5 {
 				time.Sleep(7 * time.Second)
-				p.send(appendPing(nil, 0))
+				p.send(append(appendPing(nil, 0), message("more", "")[:6]...))
 			}
 		}()
 		if e := g.wantEnd(ErrTimeout); e.when.Sub(begun) != 30*time.Second {
@@ -332,10 +332,10 @@ func TestSlowReaderIsDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
+		synctest.Wait() // the Router's greeting is being written, and stays so: nothing is read here
 		if _, err := conn.Write(append(hello(typeDealer, "slow"), message("hi")...)); err != nil {
 			t.Fatal(err)
 		}
-		// the greeting is not read, so nothing after it leaves; and READY is in the queue too
 		begun := time.Now()
 		m := g.wantRecv("slow", "hi")
 		sent := 0
@@ -345,7 +345,7 @@ func TestSlowReaderIsDropped(t *testing.T) {
 			}
 		}
 		wantError(t, err, ErrQueueFull)
-		if sent != 9 {
+		if sent != 9 { // READY waits too
 			t.Errorf("%d messages were queued", sent)
 		}
 		if e := g.wantEnd(ErrQueueFull); e.when != begun || e.peer != m.Peer {
@@ -384,6 +384,7 @@ func TestPingFlood(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
+		synctest.Wait() // the Router's greeting is being written
 		_, _ = conn.Write(hello(typeDealer, "p"))
 		for i := range 10000 {
 			_, _ = conn.Write(appendCommand(nil, "PING", fmt.Appendf([]byte{0, 0}, "%016d", i)))
@@ -459,6 +460,67 @@ func TestBufferedBytesAreBounded(t *testing.T) {
 		g.wantRecv("good", string(big[9:]))
 		for len(g.ends) > 0 {
 			g.wantEnd(ErrEvicted)
+		}
+	})
+}
+
+// A client of the host that already has most is refused at once while all places do work.
+func TestTooManyConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, Options{Limits: Limits{MaxConnections: 2}})
+		defer g.close()
+		for range 2 {
+			p := g.raw("host", hello(typeDealer, ""))
+			defer p.close()
+			synctest.Wait()
+		}
+		p := g.raw("host", nil)
+		g.wantEnd(ErrTooManyConnections)
+		p.close()
+	})
+}
+
+// The share is bounded in bytes too, and what a connection holds is given back at its end, apart from what
+// waits for Recv.
+func TestInboxBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, Options{Limits: Limits{InboxBytes: 4000}})
+		defer g.close()
+		held := func() int {
+			g.r.tenants.mu.Lock()
+			defer g.r.tenants.mu.Unlock()
+			return g.r.tenants.mu.held
+		}
+		kilo := strings.Repeat("k", 1000)
+		cost := messageCost([][]byte{[]byte(kilo)})
+		p := g.raw("p", hello(typeDealer, "p"))
+		sender := make(chan struct{})
+		go func() {
+			defer close(sender)
+			for range 10 {
+				p.send(message(kilo))
+			}
+			p.send([]byte{1, 3, 'b', 'e', 'g', 0, 200}) // and begins another
+		}()
+		synctest.Wait()
+		if held() != 4*cost {
+			t.Errorf("%d bytes are held, want %d", held(), 4*cost)
+		}
+		for range 7 {
+			g.wantRecv("p", kilo)
+		}
+		<-sender
+		synctest.Wait()
+		p.close()
+		g.wantEnd(io.ErrUnexpectedEOF)
+		if held() != 3*cost {
+			t.Errorf("%d bytes are held after the end, want %d", held(), 3*cost)
+		}
+		for range 3 {
+			g.wantRecv("p", kilo)
+		}
+		if held() != 0 {
+			t.Errorf("%d bytes are held in the end", held())
 		}
 	})
 }

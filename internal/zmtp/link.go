@@ -148,7 +148,6 @@ func (l *link) handshake() error {
 	if err := l.accept(theirs, ourReady); err != nil {
 		return err
 	}
-	l.rd.due = time.Time{}
 	if h := l.opts.Heartbeat; l.sendsPings() {
 		l.rd.silence = h.Every + h.Timeout
 	}

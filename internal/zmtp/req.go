@@ -13,8 +13,8 @@ type Req struct {
 	open atomic.Bool   // a reply is due
 }
 
-// DialReq connects to addr ("host:port") and shakes hands, bounded by ctx and Timeouts.Handshake. Later the
-// ctx means nothing. dial nil means net.Dialer.
+// DialReq connects to addr ("host:port") and shakes hands, each bounded by ctx and
+// Timeouts.Handshake. Later the ctx means nothing. dial nil means net.Dialer.
 func DialReq(ctx context.Context, dial DialFunc, addr string, opts Options) (*Req, error) {
 	r := &Req{turn: make(chan struct{}, 1)}
 	c, err := dialClient(ctx, dial, addr, typeReq, opts, func(c *client) {

@@ -289,7 +289,5 @@ func (r *Router) forget(l *link) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.mu.links, l)
-	if r.mu.names[l.peer.Identity] == l {
-		delete(r.mu.names, l.peer.Identity)
-	}
+	delete(r.mu.names, l.peer.Identity) // "" for a link that never had a name: nobody's
 }

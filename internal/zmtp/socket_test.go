@@ -626,3 +626,77 @@ func TestErrorReachesTCPClient(t *testing.T) {
 		t.Errorf("client read %q, %v", got, err)
 	}
 }
+
+// Of our own heartbeat's bound and the peer's TTL, the shorter counts.
+func TestHeartbeatAndTTL(t *testing.T) {
+	for ttl, want := range map[time.Duration]time.Duration{
+		3 * time.Second: 3 * time.Second, time.Minute: 12 * time.Second, 0: 12 * time.Second,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(t, Options{Heartbeat: Heartbeat{Every: 2 * time.Second, Timeout: 10 * time.Second}})
+			defer g.close()
+			p := g.raw("p", append(hello(typeDealer, "p"), appendPing(nil, ttl)...))
+			defer p.close()
+			begun := time.Now()
+			if e := g.wantEnd(ErrTimeout); e.when.Sub(begun) != want {
+				t.Errorf("with TTL %v dropped after %v", ttl, e.when.Sub(begun))
+			}
+		})
+	}
+}
+
+// Shutdown refuses what comes after it, and gives up with its context.
+func TestShutdownOfStuckPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n zmtptest.Network
+		ln, err := n.Listen(serverAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		conns := make(chan net.Conn, 1)
+		go func() {
+			conn, _ := ln.Accept()
+			go conn.Write(hello(typeRouter, ""))
+			_, _ = io.ReadFull(conn, make([]byte, len(hello(typeDealer, ""))))
+			conns <- conn // reads nothing more
+		}()
+		d, err := DialDealer(context.Background(), n.Dial, serverAddr, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer (<-conns).Close()
+		if err := d.TrySend([]byte("unread")); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, d.TrySend(), ErrNoFrames)
+		over := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		go func() { over <- d.Shutdown(ctx) }()
+		synctest.Wait()
+		wantError(t, d.TrySend([]byte("late")), ErrClosed)
+		wantError(t, d.Send(context.Background(), []byte("late")), ErrClosed)
+		wantError(t, <-over, context.DeadlineExceeded)
+		<-d.Done()
+	})
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for want, o := range map[string]Options{
+		"MaxFrameBytes": {Limits: Limits{MaxFrameBytes: -1}},
+		"SendBytes":     {Limits: Limits{SendBytes: -1}},
+		"stall":         {Timeouts: Timeouts{Stall: -1}},
+		"negative":      {Heartbeat: Heartbeat{Every: -1}},
+		"interval":      {Heartbeat: Heartbeat{TTL: time.Second}},
+		"the most":      {Heartbeat: Heartbeat{Every: time.Second, TTL: 2 * time.Hour}},
+		"256 bytes":     {Identity: strings.Repeat("i", 256)},
+	} {
+		if _, err := o.settled(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("options wrong in %q: %v", want, err)
+		}
+	}
+	if o, err := (Options{}).settled(); err != nil || o.Limits.MaxFrames != DefaultMaxFrames || o.Timeouts.Stall != DefaultStallTimeout {
+		t.Errorf("default options: %+v, %v", o, err)
+	}
+}

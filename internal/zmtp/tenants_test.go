@@ -55,6 +55,11 @@ func TestTenants(t *testing.T) {
 					if !full {
 						t.Fatalf("evicted while there was room")
 					}
+					for o := range books {
+						if v.up && !o.up && o.host == v.host {
+							t.Fatalf("a working connection paid before a half-open one")
+						}
+					}
 					if v.host != e.host {
 						if count(v.host) < own+2 {
 							t.Fatalf("%s with %d places paid for %s with %d", v.host, count(v.host), e.host, own)

@@ -46,8 +46,9 @@ func (l *link) drain(w *writer) error {
 				return err
 			}
 			if l.out.rest() {
-				w.buf = nil // an idle connection holds no buffer
-				return nil
+				// an idle connection holds no buffer and no timer
+				w.buf = nil
+				return w.conn.SetWriteDeadline(time.Time{})
 			}
 			continue
 		}
