@@ -132,14 +132,35 @@ func (s *attnScratch) attendDirect(m *Model, c *Cache, layer int, t attnTask, i 
 		clear(y)
 		for start := 0; start < seen; start += size {
 			page := c.data[c.row(layer, t.blocks, start)+t.head*c.headStep:]
-			for j, p := range scores[start:min(start+size, seen)] {
-				v := page[j*c.tokenStep+hd:][:len(y)]
-				for d := range y {
-					y[d] += float32(p * v[d])
-				}
-			}
+			weigh(y, scores[start:min(start+size, seen)], page[hd:], c.tokenStep)
 		}
 		divide(y, total)
+	}
+}
+
+// weigh adds p[j] * v[j] to y for each j in turn; vStep is the distance between rows of v. Four rows
+// at a time spare loads and stores of y, not an addition.
+func weigh(y, p, v []float32, vStep int) {
+	n := len(y)
+	for ; len(p) >= 4; p = p[4:] {
+		p0, p1, p2, p3 := p[0], p[1], p[2], p[3]
+		v0, v1, v2, v3 := v[:n], v[vStep:][:n], v[2*vStep:][:n], v[3*vStep:][:n]
+		for d, s := range y {
+			s += float32(p0 * v0[d])
+			s += float32(p1 * v1[d])
+			s += float32(p2 * v2[d])
+			s += float32(p3 * v3[d])
+			y[d] = s
+		}
+		if len(p) == 4 {
+			return
+		}
+		v = v[4*vStep:]
+	}
+	for j, q := range p {
+		for d, x := range v[j*vStep:][:n] {
+			y[d] += float32(q * x)
+		}
 	}
 }
 

@@ -101,6 +101,9 @@ func TestResultDependsOnTheRequestOnly(t *testing.T) {
 	})
 }
 
+// chunkSizes lie around the sizes of block and attention task.
+var chunkSizes = []int{1, 2, 3, 7, 16, 63, 64, 65, 149}
+
 // The cache contents are the same bits too, chunked or not: blocks of one engine stand in for
 // those of another.
 func TestCacheContentsDoNotDependOnChunks(t *testing.T) {
@@ -111,7 +114,7 @@ func TestCacheContentsDoNotDependOnChunks(t *testing.T) {
 		blocks := table(0, 10)
 		whole := newCache(t, m.cfg, shape)
 		want := run(t, NewRunner(m, 1), whole, prompt, 0, blocks)
-		for _, chunk := range []int{1, 2, 3, 7, 16, 63, 64, 65, 149} {
+		for _, chunk := range chunkSizes {
 			r := NewRunner(m, 2)
 			c := newCache(t, m.cfg, shape)
 			var got []float32

@@ -32,9 +32,14 @@ func (f *fields) fail(name, reason string) {
 }
 
 func (f *fields) unsupported(name string, need string) {
-	if f.err == nil {
-		f.err = &UnsupportedError{File: f.file, Field: f.path + name, Value: short(f.members[name]), Need: need}
+	if f.err != nil {
+		return
 	}
+	var value bytes.Buffer
+	if json.Compact(&value, f.members[name]) != nil {
+		value.WriteString("set") // not reached: members were parsed
+	}
+	f.err = &UnsupportedError{File: f.file, Field: f.path + name, Value: short(value.Bytes()), Need: need}
 }
 
 // has reports whether a member is there and not null.

@@ -31,6 +31,11 @@ const (
 // Tiny is kvferry-tiny: a model with built-in seeded weights that needs no file and is the same on
 // every machine. Its tokenizer has one token per byte and three specials. A prompt gets no BOS.
 //
+// Greedy tokens show any whole block that is wrong, in every prompt tried (blocks of 16 tokens or
+// more; with 8 nearly always). A fault in one layer of one block may escape them in prompts of some
+// hundred tokens and more: who must see that compares log-probabilities too, which are the same to
+// the bit for the same KV.
+//
 // Its greedy output is printable ASCII and never ends by itself: the output head has rows of zeros
 // for all other tokens. All weights are exact in bfloat16, so that a checkpoint saved in either
 // type holds the same model.

@@ -141,11 +141,14 @@ func TestExchangedBlocksNeedPlainKeys(t *testing.T) {
 	}
 }
 
+// variedLengths are of prompts, in tokens.
+var variedLengths = []int{1, 5, 33, 100, 400, 900}
+
 // Generated text is varied printable ASCII, and the winner leads by more than rounding.
 func TestTinyOutputIsVaried(t *testing.T) {
 	m := Tiny()
 	r := NewRunner(m, 1)
-	for _, n := range []int{1, 5, 33, 100, 400, 900} {
+	for _, n := range variedLengths {
 		const tokens = 64
 		prompt := m.tok.Encode(text(n+1, n))
 		shape := CacheShape{BlockSize: 32, NumBlocks: (n+tokens)/32 + 1}
@@ -217,5 +220,55 @@ func TestTinyIsTheSameEverywhere(t *testing.T) {
 	const want = "mdrs]MPU8UYi<bis/8n5iW*#b*R8uS5PUqMs]IM4PMiURIlS"
 	if got := m.tok.Decode(greedy(t, r, c, prompt, table(0, 20), 48, nil)); got != want {
 		t.Errorf("greedy text is %q, want %q", got, want)
+	}
+}
+
+// Log-probabilities are finer than tokens: one block of one KV head in one layer, which tokens may
+// miss in a long prompt, changes those of the first few tokens already.
+func TestTinyLogProbsFeelEveryPart(t *testing.T) {
+	const tokens = 4
+	r := NewRunner(Tiny(), 1)
+	cfg := r.Model().cfg
+	for _, n := range []int{promptLengths[0], promptLengths[len(promptLengths)-1]} {
+		f := newFixture(t, r, n)
+		whole := append([]byte(nil), f.cache.mem...)
+		// same reports whether the next tokens have the recorded log-probabilities.
+		var record []float64
+		same := func() bool {
+			last, at := f.prompt[n-1], n-1
+			for i := range tokens {
+				var s Sampler
+				c, err := s.Choose(run(t, r, f.cache, []kv.Token{last}, at, f.blocks), Sampling{}, at+1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i == len(record) {
+					record = append(record, c.LogProb)
+				}
+				if c.LogProb != record[i] {
+					return false
+				}
+				last, at = c.Token, at+1
+			}
+			return true
+		}
+		same()
+		for i := range (n - 2 + f.shape.BlockSize) / f.shape.BlockSize {
+			for l := range cfg.Layers {
+				for h := range cfg.KVHeads {
+					copy(f.cache.mem, whole)
+					for k := range f.shape.BlockSize {
+						copy(f.cache.HeadToken(l, f.blocks[i], h, k), f.stale.HeadToken(l, f.blocks[i], h, k))
+					}
+					if same() {
+						t.Errorf("prompt of %d tokens: layer %d head %d of block %d stale, and no log-probability differs", n, l, h, i)
+					}
+				}
+			}
+		}
+		copy(f.cache.mem, whole)
+		if !same() {
+			t.Error("undamaged KV gives other log-probabilities")
+		}
 	}
 }
