@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // check is what a request's parameters must satisfy before anything is kept for it. The parser of
@@ -29,20 +31,17 @@ func (h *Half) check(r connector.Request) error {
 		return bad("do_remote_prefill is true, but engine %q only prefills; send the decode leg to a decode engine", h.cfg.Engine)
 	}
 	if p.DoRemotePrefill {
+		if err := wire.CheckLeg(&p, kv.Push, wire.DecodeLeg); err != nil {
+			return err
+		}
 		switch {
-		case p.RemoteEngineID == "":
-			return bad("remote_engine_id is missing; it names the prefill engine")
 		case p.RemoteEngineID == h.cfg.Engine:
 			return bad("remote_engine_id is this engine's own id %q", h.cfg.Engine)
-		case p.RemoteRequestID == "":
-			return bad("remote_request_id is missing; it names the request at the prefill engine")
-		case p.RemoteHost == "":
-			return bad("remote_host is missing; it is where the prefill engine's side channel listens")
 		case p.RemotePort < 1 || p.RemotePort > 65535:
 			return bad("remote_port is %d, want 1 to 65535", p.RemotePort)
 		case p.TPSize != h.cfg.TP:
 			return bad("tp_size is %d and engine %q has %d; unequal tensor-parallel sizes are not supported", p.TPSize, h.cfg.Engine, h.cfg.TP)
-		case p.PPSize != h.cfg.PP:
+		case max(p.PPSize, 1) != h.cfg.PP:
 			return bad("pp_size is %d and engine %q has %d; unequal pipeline sizes are not supported", p.PPSize, h.cfg.Engine, h.cfg.PP)
 		}
 	}

@@ -70,8 +70,8 @@ func New(cfg Config) (*Half, error) {
 }
 
 // Arrived tells of a new request. One without hand-off flags is none of the Half's business. An
-// error means that the client gets it as a bad request and nothing was kept: *connector.Error with
-// PhaseParams names the field, with PhaseLimit the bound.
+// error means that nothing was kept. *wire.ParamError (a key is missing) and *connector.Error with
+// PhaseParams are the client's fault; with PhaseLimit the engine has no room.
 func (h *Half) Arrived(now time.Time, r connector.Request) error {
 	if !r.Params.DoRemoteDecode && !r.Params.DoRemotePrefill {
 		return nil
@@ -96,7 +96,7 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 			Host:   r.Params.RemoteHost,
 			Port:   r.Params.RemotePort,
 			TP:     r.Params.TPSize,
-			PP:     r.Params.PPSize,
+			PP:     max(r.Params.PPSize, 1),
 		}
 		h.heartbeats.add(q)
 	}

@@ -11,8 +11,9 @@ const (
 	// once, undelivered.
 	maxHolds = 1 << 16
 
-	// maxInbox bounds the entries that wait for the writer: every hand-off of a full ledger may have
-	// four of them. Submit refuses what is beyond; it can only happen when the writer has stopped.
+	// maxInbox is how many entries may wait for the writer before those that need no answer are left
+	// out: every hand-off of a full ledger may have four. It takes a writer that has stopped to get
+	// there.
 	maxInbox = 4 * maxReceives
 
 	// maxRegistrations bounds the registrations that wait for P's blocks, maxPerSender those of one D

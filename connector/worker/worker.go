@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,16 +11,6 @@ import (
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/peer"
 )
-
-// ErrClosed is returned by Submit after Close.
-var ErrClosed = errors.New("the worker is closed")
-
-// InboxError is a StepMeta that was refused because the writer has stopped taking any.
-type InboxError struct{ Waiting, Limit int }
-
-func (e *InboxError) Error() string {
-	return fmt.Sprintf("%d entries wait for the writer, which takes none; the limit is %d", e.Waiting, e.Limit)
-}
 
 // Worker is WorkerHalf of one rank. Its methods may be called from any goroutine; only Close blocks.
 type Worker struct {
@@ -70,27 +59,23 @@ func New(cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Submit hands over what the ledger wants done. It never waits for the writer: entries queue, and a
-// set of heartbeats replaces one that is still queued by being applied after it. *InboxError means
-// that nothing of meta was taken because more is queued than a ledger can have under way; the
-// writer is stuck then, and the engine should end. ErrClosed after Close.
-func (w *Worker) Submit(meta connector.StepMeta) error {
-	n := len(meta.Registrations) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) + len(meta.Cancels) + 1
+// Submit hands over what the ledger wants done. It never waits for the writer: entries queue in
+// order. What needs an answer is bounded by the ledger, which keeps a request until it has one. What
+// needs none, Processing and Dropped, is left out while more than maxInbox entries wait; the D
+// engines that would have been told then wait for their own watchdogs. After Close it does nothing.
+func (w *Worker) Submit(meta connector.StepMeta) {
 	w.mail.Lock()
 	if w.mail.closed {
 		w.mail.Unlock()
-		return ErrClosed
+		return
 	}
-	if w.mail.waiting+n > maxInbox {
-		err := &InboxError{w.mail.waiting, maxInbox}
-		w.mail.Unlock()
-		return err
+	if w.mail.waiting >= maxInbox {
+		meta.Processing, meta.Dropped = nil, nil
 	}
-	w.mail.waiting += n
+	w.mail.waiting += len(meta.Registrations) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) + len(meta.Cancels) + 1
 	w.mail.inputs = append(w.mail.inputs, stepMeta{meta})
 	w.mail.Unlock()
 	w.ring()
-	return nil
 }
 
 // Outputs delivers what the ledger must know. Reports that are not read at once are merged into one
