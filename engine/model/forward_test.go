@@ -50,6 +50,7 @@ func TestResultDependsOnTheRequestOnly(t *testing.T) {
 			BlockSize: rapid.SampledFrom([]int{1, 3, 4, 8, 16, 33}).Draw(rt, "block size"),
 		}
 		r := NewRunner(m, rapid.IntRange(1, 3).Draw(rt, "threads"))
+		r.fork = 1 // the model is too small to pay for it, but the split is what is tested
 		n := rapid.IntRange(1, 4).Draw(rt, "sequences")
 		type progress struct {
 			tokens []kv.Token

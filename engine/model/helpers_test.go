@@ -4,7 +4,10 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/kv"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newCache is a cache in memory of its own, filled with rubbish so that nothing can rely on zeros.
 func newCache(t testing.TB, cfg Config, shape CacheShape) *Cache {

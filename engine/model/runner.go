@@ -11,6 +11,7 @@ import (
 type Runner struct {
 	model   *Model
 	threads int
+	fork    int           // multiplications that pay for one more goroutine
 	attn    []attnScratch // one per thread
 
 	// Activations of the current call, one row per new token.
@@ -38,20 +39,20 @@ type row struct {
 // number of threads never changes a result.
 func NewRunner(m *Model, threads int) *Runner {
 	threads = max(1, threads)
-	return &Runner{model: m, threads: threads, attn: make([]attnScratch, threads), writers: map[uint32]int{}}
+	return &Runner{model: m, threads: threads, fork: forkWork, attn: make([]attnScratch, threads), writers: map[uint32]int{}}
 }
 
 // Model is the one that the Runner computes with.
 func (r *Runner) Model() *Model { return r.model }
 
-// forkWork is the number of multiplications that pay for starting goroutines.
+// forkWork takes a thread about 50 µs, many times what starting a goroutine costs.
 const forkWork = 1 << 18
 
 // each runs do(thread, i) for every i < n, on several threads if work, in multiplications, is
 // worth it, and returns when all are done. Which thread runs which i is not fixed; no result may
 // depend on it.
 func (r *Runner) each(n, work int, do func(thread, i int)) {
-	threads := min(r.threads, n, 1+work/forkWork)
+	threads := min(r.threads, n, 1+work/r.fork)
 	if threads <= 1 {
 		for i := range n {
 			do(0, i)
