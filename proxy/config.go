@@ -1,0 +1,135 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry/proxy/core"
+)
+
+// Target is one engine.
+type Target struct {
+	// URL is its HTTP address: http://host:port, or host:port for short.
+	URL string
+	// Peer is what decode engines need to know of a prefill engine that cannot be asked, as a stock
+	// one. Nil: the engine answers GET /kv/coordinates.
+	Peer *core.Peer
+}
+
+// Config says what a Router does. Zero values take the defaults.
+type Config struct {
+	Prefill []Target // at least one
+	Decode  []Target // at least one
+
+	PrefillPolicy core.Policy // default: a core.RoundRobin
+	DecodePolicy  core.Policy // default: another one
+
+	ConnectTimeout   time.Duration // default 5 s
+	FirstByteTimeout time.Duration // default 10 min
+	IdleTimeout      time.Duration // default 5 min
+
+	MaxBody      int64 // bytes of one request; default DefaultMaxBody
+	MaxBodyBytes int64 // bytes of all requests at a time; default DefaultMaxBodyBytes
+	MaxInFlight  int   // requests at a time; default DefaultMaxInFlight
+
+	// ForwardHeaders are client headers that go to the engines besides the built-in ones.
+	ForwardHeaders []string
+
+	// Log gets a line per request. Default: none.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	or := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	or(&c.ConnectTimeout, 5*time.Second)
+	or(&c.FirstByteTimeout, 10*time.Minute)
+	or(&c.IdleTimeout, 5*time.Minute)
+	if c.PrefillPolicy == nil {
+		c.PrefillPolicy = &core.RoundRobin{}
+	}
+	if c.DecodePolicy == nil {
+		c.DecodePolicy = &core.RoundRobin{}
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = DefaultMaxBody
+	}
+	if c.MaxBodyBytes == 0 {
+		c.MaxBodyBytes = DefaultMaxBodyBytes
+	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = DefaultMaxInFlight
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate reports everything that is wrong with a configuration.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("router config: "+format, args...)) }
+	for _, pool := range []struct {
+		name    string
+		targets []Target
+	}{{"prefill", c.Prefill}, {"decode", c.Decode}} {
+		if n := len(pool.targets); n == 0 || n > maxTargets {
+			bad("%d %s engines, need 1 to %d", n, pool.name, maxTargets)
+		}
+		seen := map[string]bool{}
+		for _, t := range pool.targets {
+			u, err := parseTarget(t.URL)
+			if err != nil {
+				bad("%s engine %q: %v", pool.name, t.URL, err)
+				continue
+			}
+			if seen[u.Host] {
+				bad("%s engine %s is named twice", pool.name, u.Host)
+			}
+			seen[u.Host] = true
+			if t.Peer != nil {
+				if _, err := t.Peer.Check(u.Hostname()); err != nil {
+					bad("coordinates of %s: %v", u.Host, err)
+				}
+			}
+		}
+	}
+	for _, d := range []struct {
+		name string
+		v    time.Duration
+	}{{"connect", c.ConnectTimeout}, {"first byte", c.FirstByteTimeout}, {"idle", c.IdleTimeout}} {
+		if d.v < 0 {
+			bad("%s timeout is %v, must be positive", d.name, d.v)
+		}
+	}
+	if c.MaxBody < 0 || c.MaxInFlight < 0 || c.MaxBodyBytes < c.MaxBody {
+		bad("limits are %d bytes per body, %d for all, %d requests; they must be positive, and one body must fit",
+			c.MaxBody, c.MaxBodyBytes, c.MaxInFlight)
+	}
+	return errors.Join(errs...)
+}
+
+func parseTarget(s string) (*url.URL, error) {
+	if !strings.Contains(s, "://") {
+		s = "http://" + s
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return nil, err
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("scheme %q, use http or https", u.Scheme)
+	case u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "":
+		return nil, errors.New("use http://HOST:PORT")
+	}
+	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
+}

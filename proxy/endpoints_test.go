@@ -1,0 +1,196 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kvferry/kvferry/proxy/core"
+	"github.com/kvferry/kvferry/wire"
+)
+
+func (r *rig) fetch(t *testing.T, path string) (int, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestEndpoints(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
+	r := pair(t, p, d)
+	if resp, _, err := r.post(t, "/v1/completions", `{"prompt":"x"}`); err != nil || resp.StatusCode != 200 {
+		t.Fatal(err)
+	}
+	r.settled(t)
+	for path, want := range map[string]string{
+		"/health":    `{"status":"ok"}`,
+		"/ready":     `"ready":true`,
+		"/v1/models": `{"object":"list"}`,
+		"/status":    `"engine_id":"engine-1","side_channel":"127.0.0.1:5600"`,
+		"/metrics":   `kvferry_router_requests_total{outcome="ok",path="/v1/completions",route="push",status="200"} 1`,
+	} {
+		if status, got := r.fetch(t, path); status != 200 || !strings.Contains(got, want) {
+			t.Errorf("%s: %d %s", path, status, got)
+		}
+	}
+	if status, got := r.fetch(t, "/v1/embeddings"); status != 404 || !strings.Contains(got, `"error"`) {
+		t.Errorf("an unknown path: %d %s", status, got)
+	}
+}
+
+// TestReadyNeedsBothRoles: one engine of each must have answered.
+func TestReadyNeedsBothRoles(t *testing.T) {
+	e := newEngine(t, wire.PrefillLeg, hang)
+	nobody := closedPort(t)
+	for _, c := range []struct{ p, d []Target }{
+		{[]Target{{URL: e.URL}}, []Target{{URL: nobody}}},
+		{[]Target{{URL: nobody}}, []Target{{URL: e.URL}}},
+	} {
+		r := newRig(t, Config{Prefill: c.p, Decode: c.d})
+		status, got := r.fetch(t, "/ready")
+		var state Readiness
+		if err := json.Unmarshal([]byte(got), &state); err != nil || status != 503 || state.Ready {
+			t.Errorf("%d %s %v", status, got, err)
+		}
+	}
+	r := newRig(t, Config{Prefill: []Target{{URL: nobody}, {URL: e.URL}}, Decode: []Target{{URL: e.URL}}})
+	if status, got := r.fetch(t, "/ready"); status != 200 || !strings.Contains(got, "refused") {
+		t.Errorf("one of two prefill engines: %d %s", status, got)
+	}
+	r = newRig(t, Config{Prefill: []Target{{URL: e.URL}}, Decode: []Target{{URL: nobody}}})
+	if status, got := r.fetch(t, "/v1/models"); status != 503 || !strings.Contains(got, nobody) {
+		t.Errorf("models without a decode engine: %d %s", status, got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
+	r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, MaxBody: 100, MaxBodyBytes: 150})
+	for _, c := range []struct {
+		body, id string
+		status   int
+		message  string
+	}{
+		{"", "", 400, "the body is empty"},
+		{`{"prompt":`, "", 400, "unexpected end of JSON at byte 10"},
+		{`[1]`, "", 400, "must be a JSON object"},
+		{`{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true}}`, "", 400, "the router's to give"},
+		{`{"prompt":"x"}`, "a,b", 400, "X-Request-Id"},
+		{`{"prompt":"` + strings.Repeat("x", 100) + `"}`, "", 413, "larger than 100 bytes"},
+	} {
+		resp, got, err := r.post(t, "/v1/completions", c.body, "X-Request-Id", c.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e struct{ Error struct{ Message string } }
+		if err := json.Unmarshal([]byte(got), &e); err != nil || resp.StatusCode != c.status || !strings.Contains(e.Error.Message, c.message) {
+			t.Errorf("%.50q: %d %s", c.body, resp.StatusCode, got)
+		}
+	}
+	// A body whose length is not told.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/v1/completions", io.MultiReader(strings.NewReader(strings.Repeat(" ", 101))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil || resp.StatusCode != 413 {
+		t.Fatal(err, resp)
+	}
+	resp.Body.Close()
+	if n := len(p.legs()) + len(d.legs()); n != 0 {
+		t.Errorf("%d legs were sent", n)
+	}
+	if resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`); err != nil || resp.StatusCode != 200 {
+		t.Errorf("after all that: %v %s", err, got)
+	}
+}
+
+func TestOverload(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, hang), newEngine(t, wire.DecodeLeg, hang)
+	r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, MaxInFlight: 1, MaxBody: 100, MaxBodyBytes: 100})
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	first := make(chan struct{})
+	go func() {
+		defer close(first)
+		if resp, err := r.send(ctx, "/v1/completions", `{"prompt":"x"}`); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	leg := await(t, "P's leg", p.arrived)
+	resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`)
+	if err != nil || resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(got, "already serves 1 requests") {
+		t.Errorf("%v %s", err, got)
+	}
+	leave()
+	<-first
+	await(t, "the end of P's leg", leg.gone)
+	r.settled(t)
+
+	r.cfg.MaxInFlight = 10
+	r.bodyBytes.Add(95)
+	resp, got, err = r.post(t, "/v1/completions", `{"prompt":"x"}`)
+	r.bodyBytes.Add(-95)
+	if err != nil || resp.StatusCode != 429 || !strings.Contains(got, "bodies of 100 bytes") {
+		t.Errorf("%v %s", err, got)
+	}
+}
+
+type panicPolicy struct{}
+
+func (panicPolicy) Pick([]core.Candidate) int { panic("a bad policy") }
+
+func TestPanicCostsOneRequest(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
+	r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, PrefillPolicy: panicPolicy{}})
+	for range 2 {
+		resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`)
+		if err != nil || resp.StatusCode != 500 || !strings.Contains(got, `"error"`) {
+			t.Fatal(err, got)
+		}
+	}
+	if status, _ := r.fetch(t, "/health"); status != 200 {
+		t.Error("the router does not live any more")
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	ok := Config{Prefill: []Target{{URL: "h:1"}}, Decode: []Target{{URL: "http://[::1]:2"}, {URL: "https://h:3/"}}}
+	if err := ok.Validate(); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Config){
+		"0 prefill engines":        func(c *Config) { c.Prefill = nil },
+		"scheme":                   func(c *Config) { c.Decode[0].URL = "ftp://h" },
+		"use http://HOST:PORT":     func(c *Config) { c.Decode[0].URL = "http://h:1/v1" },
+		"named twice":              func(c *Config) { c.Decode[1].URL = "[::1]:2" },
+		"coordinates of h:1: port": func(c *Config) { c.Prefill[0].Peer = &core.Peer{EngineID: "e", TPSize: 1} },
+		"idle timeout":             func(c *Config) { c.IdleTimeout = -1 },
+		"one body must fit":        func(c *Config) { c.MaxBody, c.MaxBodyBytes = 10, 5 },
+	} {
+		c := Config{Prefill: append([]Target(nil), ok.Prefill...), Decode: append([]Target(nil), ok.Decode...)}
+		change(&c)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}

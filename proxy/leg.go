@@ -1,0 +1,265 @@
+package proxy
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/openai"
+	"github.com/kvferry/kvferry/proxy/core"
+)
+
+// attempt is one pair of legs, with ids of its own. The legs read it; answer and gen are written by
+// D's leg and read by the handler once that has ended.
+type attempt struct {
+	number  int
+	request kv.RequestID
+	id      kv.TransferID
+	plan    core.Plan
+	body    *openai.Object
+	header  http.Header // of the client
+	targets [2]*target
+	cancel  [2]context.CancelFunc
+	chunks  chan []byte // D's stream; unbuffered, so that a slow client slows D's leg only
+	ended   chan core.Ended
+	gen     uint64 // of P's coordinates
+	asked   bool   // gen is set
+	answer  answer
+}
+
+// answer is D's answer if it is not streamed.
+type answer struct {
+	contentType string
+	body        []byte
+}
+
+// run carries out one leg and says how it ended; a panic is a failure of this leg.
+func (r *Router) run(ctx context.Context, a *attempt, leg core.Leg) {
+	t := a.targets[leg]
+	var f *core.Failure
+	defer func() {
+		if p := recover(); p != nil {
+			r.log.Error("a leg failed", "leg", leg.String(), "panic", p, "stack", string(debug.Stack()))
+			f = &core.Failure{Leg: leg, Engine: t.name, Kind: core.Internal, Status: http.StatusInternalServerError, Message: internalError().Message}
+		}
+		if f != nil && ctx.Err() != nil {
+			f.Kind = core.Cancelled
+		}
+		t.give(f)
+		a.ended <- core.Ended{Leg: leg, Attempt: a.number, Failure: f}
+	}()
+	if leg == core.Prefill {
+		f = r.runPrefill(ctx, a, t)
+	} else {
+		f = r.runDecode(ctx, a, t)
+	}
+}
+
+func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Failure {
+	resp, f := r.post(ctx, a, t, core.PrefillBody(a.plan.API, a.body, a.id))
+	if f != nil {
+		return f
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return readFailure(t, resp)
+	}
+	body, err := readAll(resp.Body, maxPrefillAnswer)
+	if err != nil {
+		return brokenFailure(t, core.Broken, "broke off its answer: %v", err)
+	}
+	o, err := openai.ParseObject(body)
+	if err != nil {
+		return brokenFailure(t, core.Garbage, "gave an answer that cannot be used: %v", err)
+	}
+	if o.Present("kv_transfer_params") == nil {
+		return brokenFailure(t, core.NoHandoff,
+			"computed the prompt but kept no KV for %s: see its log, and whether it runs a push connector", a.targets[core.Decode].name)
+	}
+	return nil
+}
+
+func (r *Router) runDecode(ctx context.Context, a *attempt, t *target) *core.Failure {
+	var body []byte
+	if a.plan.Disaggregate {
+		p := a.targets[core.Prefill]
+		peer, gen, err := r.coordinates(ctx, p)
+		if err != nil {
+			return r.coordinatesFailure(p, err)
+		}
+		a.gen, a.asked = gen, true
+		body = core.DecodeBody(a.body, peer, a.request, a.id)
+	} else {
+		body = core.AloneBody(a.body)
+	}
+	resp, f := r.post(ctx, a, t, body)
+	if f != nil {
+		return f
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return readFailure(t, resp)
+	}
+	contentType := cmp.Or(resp.Header.Get("Content-Type"), "application/json")
+	if media, _, err := mime.ParseMediaType(contentType); err == nil && media == openai.EventStream {
+		return stream(ctx, a.chunks, t, resp.Body)
+	}
+	whole, err := readAll(resp.Body, maxAnswer)
+	if err != nil {
+		return brokenFailure(t, core.Broken, "broke off its answer: %v", err)
+	}
+	if _, err := openai.ParseObject(whole); err != nil {
+		return brokenFailure(t, core.Garbage, "gave an answer that cannot be used: %v", err)
+	}
+	a.answer = answer{contentType, whole}
+	return nil
+}
+
+// post sends a leg and waits for the header of its answer.
+func (r *Router) post(ctx context.Context, a *attempt, t *target, body []byte) (*http.Response, *core.Failure) {
+	var reused, connected atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { connected.Store(true); reused.Store(info.Reused) },
+	})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url.String()+a.plan.API.Path(), bytes.NewReader(body))
+	if err != nil {
+		return nil, brokenFailure(t, core.Internal, "cannot be asked: %v", err)
+	}
+	for _, name := range r.forward {
+		if v := a.header[name]; len(v) > 0 {
+			req.Header[name] = v
+		}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "kvferry-router")
+	req.Header.Set("X-Request-Id", string(a.request))
+	resp, err := r.transport.RoundTrip(req)
+	switch {
+	case err == nil:
+		return resp, nil
+	case !connected.Load():
+		f := connectFailure(t, err)
+		f.Retry = len(r.pools[t.leg].targets) > 1
+		return nil, f
+	case reused.Load():
+		f := brokenFailure(t, core.Stale, "closed a kept connection before it answered: %v", err)
+		f.Retry = true
+		return nil, f
+	}
+	return nil, brokenFailure(t, core.Broken, "closed the connection before it answered: %v", rootCause(err))
+}
+
+func rootCause(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errors.New("it died, or closed the connection")
+	}
+	return err
+}
+
+// readFailure keeps an engine's own error.
+func readFailure(t *target, resp *http.Response) *core.Failure {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what there is of it
+	f := statusFailure(t, resp, body)
+	// D could not reach P where the router said: P may have come back elsewhere.
+	f.Retry = t.leg == core.Decode && upstreamCode(body) == openai.CodeTransfer+"_handshake"
+	return f
+}
+
+func (r *Router) coordinatesFailure(p *target, err error) *core.Failure {
+	f := brokenFailure(p, core.Coordinates, "does not say where its side channel is: %v", err)
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		f = connectFailure(p, err)
+	}
+	f.Retry = len(r.pools[core.Prefill].targets) > 1
+	return f
+}
+
+var errToldError = errors.New("an error event")
+
+// stream hands D's events to the handler as they come. A complete stream ends with [DONE]; an error
+// event of D's ends it as well and is the last that is forwarded.
+func stream(ctx context.Context, chunks chan<- []byte, t *target, body io.ReadCloser) *core.Failure {
+	var (
+		reader  openai.EventReader
+		in      [32 << 10]byte
+		bufs    [2][]byte // in turn: the handler is done with one when it takes the next
+		turn    int
+		sent    bool
+		done    bool
+		failure *core.Failure
+		ending  *time.Timer
+	)
+	for {
+		n, err := body.Read(in[:])
+		out := bufs[turn][:0]
+		feedErr := reader.Feed(in[:n], func(ev openai.Event) error {
+			if done {
+				return nil
+			}
+			if bytes.HasPrefix(ev.Data, []byte(`{"error"`)) {
+				failure = eventFailure(t, ev.Data)
+				if sent || len(out) > 0 {
+					out = append(out, ev.Raw...)
+					failure.Told = true
+				}
+				return errToldError
+			}
+			out = append(out, ev.Raw...)
+			done = string(ev.Data) == openai.Done
+			return nil
+		})
+		bufs[turn] = out
+		if len(out) > 0 {
+			turn = 1 - turn
+			sent = true
+			select {
+			case chunks <- out:
+			case <-ctx.Done():
+				return brokenFailure(t, core.Cancelled, "was told to stop")
+			}
+		}
+		switch {
+		case failure != nil:
+			return failure
+		case feedErr != nil:
+			return brokenFailure(t, core.Garbage, "sent a stream that cannot be used: %v", feedErr)
+		case err != nil && done:
+			return nil
+		case done && ending == nil:
+			// The end of the answer keeps the connection for the next leg. It is not worth a wait.
+			ending = time.AfterFunc(afterDone, func() { _ = body.Close() })
+			defer ending.Stop()
+		case errors.Is(err, io.EOF):
+			return brokenFailure(t, core.Broken, "ended its stream before it was whole")
+		case err != nil:
+			return brokenFailure(t, core.Broken, "broke off its stream: %v", err)
+		}
+	}
+}
+
+// eventFailure is an error that D tells inside its stream.
+func eventFailure(t *target, data []byte) *core.Failure {
+	f := brokenFailure(t, core.Status, "ended its stream with an error: %s", clip(string(data), 300))
+	f.Body = append([]byte(nil), data...)
+	var code int
+	if o, err := openai.ParseObject(data); err == nil {
+		if inner, err := openai.ParseObject(o.Present("error")); err == nil {
+			if n, err := fmt.Sscan(string(inner.Present("code")), &code); n == 1 && err == nil && code >= 400 && code < 600 {
+				f.Status = code
+			}
+		}
+	}
+	return f
+}

@@ -1,0 +1,66 @@
+package proxy
+
+import "time"
+
+const (
+	// DefaultMaxBody is a 100k-token prompt with some images. Larger bodies get 413.
+	DefaultMaxBody = 64 << 20
+
+	// DefaultMaxInFlight bounds client requests at a time; each holds three goroutines and two
+	// connections. One more gets 429.
+	DefaultMaxInFlight = 4096
+
+	// DefaultMaxBodyBytes bounds the bodies of all requests at a time. Up to three copies of each
+	// live while its legs are sent.
+	DefaultMaxBodyBytes = 2 << 30
+
+	// maxAttempts is how often a request is sent in all. A second one mends what a restarted engine
+	// or a closed idle connection leaves behind; more would only multiply an overload.
+	maxAttempts = 2
+
+	// maxAnswer bounds D's answer if it is not streamed, and every other answer that is read whole.
+	maxAnswer = 64 << 20
+
+	// maxPrefillAnswer bounds P's answer: one token and its block ids.
+	maxPrefillAnswer = 16 << 20
+
+	// maxErrorBody bounds what is kept of an engine's error.
+	maxErrorBody = 64 << 10
+
+	// maxCoordinates bounds the answer of /kv/coordinates, which has some hundred bytes.
+	maxCoordinates = 64 << 10
+
+	// maxTargets bounds a pool: each request looks at every engine of it.
+	maxTargets = 1024
+
+	// coordinatesTimeout bounds asking P for its coordinates, which it always knows.
+	coordinatesTimeout = 5 * time.Second
+
+	// probeTimeout bounds one question of /ready.
+	probeTimeout = 2 * time.Second
+
+	// modelsTimeout bounds /v1/models, which engines answer from memory.
+	modelsTimeout = 10 * time.Second
+
+	// clientWriteTimeout is how long one write to a client may take: its buffers are full and it
+	// does not read.
+	clientWriteTimeout = 60 * time.Second
+
+	// clientReadTimeout is how long a client may pause inside its body.
+	clientReadTimeout = 30 * time.Second
+
+	// afterDone is how long an engine may take to end its answer behind [DONE].
+	afterDone = 250 * time.Millisecond
+
+	// headerTimeout, keepAlive and maxHeader bound a client's connection outside requests.
+	headerTimeout = 10 * time.Second
+	keepAlive     = 75 * time.Second
+	maxHeader     = 64 << 10
+
+	// upstreamIdle is how long a connection to an engine is kept for the next leg: less than the 5 s
+	// after which uvicorn closes it.
+	upstreamIdle = 4 * time.Second
+
+	// idlePerEngine bounds kept connections per engine.
+	idlePerEngine = 1024
+)

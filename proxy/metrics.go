@@ -1,0 +1,96 @@
+package proxy
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvferry/kvferry/proxy/core"
+)
+
+// metrics are the router's own, in a registry of their own.
+type metrics struct {
+	registry *prometheus.Registry
+	requests *prometheus.CounterVec // by path, route, status, outcome
+	refusals *prometheus.CounterVec // by path, status
+	legs     *prometheus.CounterVec // failed legs by leg, class
+	cancels  *prometheus.CounterVec // by leg, cause
+	retries  prometheus.Counter
+	asked    *prometheus.CounterVec // coordinates by result
+	seconds  *prometheus.HistogramVec
+}
+
+var secondsBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+
+func newMetrics(r *Router) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvferry_router_" + name, Help: help}, labels)
+	}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		requests: counter("requests_total", "Requests that were sent to engines.", "path", "route", "status", "outcome"),
+		refusals: counter("refused_total", "Requests that the router answered itself.", "path", "status"),
+		legs:     counter("leg_failures_total", "Legs that failed, by what happened.", "leg", "class"),
+		cancels:  counter("leg_cancels_total", "Legs that the router ended.", "leg", "cause"),
+		retries: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvferry_router_retried_legs_total", Help: "Legs of second attempts.",
+		}),
+		asked: counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvferry_router_request_seconds", Help: "Time to the first chunk of a stream, and to the end of a good answer.",
+			Buckets: secondsBuckets,
+		}, []string{"phase"}),
+	}
+	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.seconds, inFlight{r},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+func (m *metrics) refused(api core.API, status int) {
+	m.refusals.WithLabelValues(api.Path(), strconv.Itoa(status)).Inc()
+}
+
+func (m *metrics) legFailed(leg core.Leg, kind core.Kind) {
+	m.legs.WithLabelValues(leg.String(), string(kind)).Inc()
+}
+
+func (m *metrics) cancelled(leg core.Leg, cause string) {
+	m.cancels.WithLabelValues(leg.String(), cause).Inc()
+}
+
+func (m *metrics) coordinates(err error) {
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	m.asked.WithLabelValues(result).Inc()
+}
+
+// inFlight collects gauges at the time of asking.
+type inFlight struct{ r *Router }
+
+var (
+	clientsDesc = prometheus.NewDesc("kvferry_router_inflight", "Client requests at this moment.", nil, nil)
+	legsDesc    = prometheus.NewDesc("kvferry_router_inflight_legs", "Legs at this moment.", []string{"leg", "engine"}, nil)
+)
+
+func (inFlight) Describe(ch chan<- *prometheus.Desc) {
+	ch <- clientsDesc
+	ch <- legsDesc
+}
+
+func (c inFlight) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(clientsDesc, prometheus.GaugeValue, float64(c.r.inFlight.Load()))
+	for _, p := range c.r.pools {
+		for _, s := range p.status() {
+			ch <- prometheus.MustNewConstMetric(legsDesc, prometheus.GaugeValue, float64(s.InFlight), p.leg.String(), s.Engine)
+		}
+	}
+}
