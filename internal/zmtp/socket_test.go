@@ -700,3 +700,47 @@ func TestOptionsAreChecked(t *testing.T) {
 		t.Errorf("default options: %+v, %v", o, err)
 	}
 }
+
+// A peer that sends its last words and is gone before we wrote to it has still said them.
+func TestLastWordsSurviveFailedWrite(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	r, err := Listen(t.Context(), ln, Options{
+		Limits: Limits{InboxMessages: 1},
+		OnEnd:  func(_ Peer, _ string, err error) { ended <- err },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	conn, err := net.Dial("tcp", r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := append(hello(typeDealer, "p"), message("one")...)
+	for range 50 {
+		words = append(words, message("more")...)
+	}
+	if _, err := conn.Write(append(words, message("last")...)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := r.Recv(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close() // with our greeting unread: a reset
+	for err == nil {
+		err = r.Send(m.Peer, []byte("too late")) // until a write has failed
+		time.Sleep(time.Millisecond)
+	}
+	wantError(t, err, ErrUnknownPeer)
+	for string(m.Frames[0]) != "last" {
+		if m, err = r.Recv(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-ended
+}

@@ -17,7 +17,7 @@ func (l *link) write() {
 	var ticks <-chan time.Time
 	for {
 		if err := l.drain(w); err != nil {
-			l.kill("send", err)
+			l.writeFailed(err)
 			return
 		}
 		select {
@@ -37,6 +37,21 @@ func (l *link) write() {
 	}
 }
 
+// writeFailed ends the link after a failed write. If the peer is gone it may have sent something before, which
+// the reader still gets: it is given Stall to come to the end, and its reason then counts.
+func (l *link) writeFailed(err error) {
+	if !errors.Is(err, ErrTimeout) {
+		l.out.seal()
+		patience := time.NewTimer(l.opts.Timeouts.Stall)
+		defer patience.Stop()
+		select {
+		case <-l.done:
+		case <-patience.C:
+		}
+	}
+	l.kill("send", err)
+}
+
 // drain writes until the queue is empty.
 func (l *link) drain(w *writer) error {
 	for {
@@ -48,7 +63,8 @@ func (l *link) drain(w *writer) error {
 			if l.out.rest() {
 				// an idle connection holds no buffer and no timer
 				w.buf = nil
-				return w.conn.SetWriteDeadline(time.Time{})
+				_ = w.conn.SetWriteDeadline(time.Time{}) // fails on a closed connection only, and says nothing new
+				return nil
 			}
 			continue
 		}
