@@ -58,8 +58,8 @@ func (d *Dealer) Shutdown(ctx context.Context) error {
 	l.out.seal()
 	select {
 	case <-l.out.whenFlushed():
-	case <-l.done:
-		return l.err()
+	case <-l.wrote:
+		return d.c.sealed("send")
 	case <-ctx.Done():
 		return l.errorf("send", context.Cause(ctx))
 	}

@@ -118,5 +118,12 @@ func (c *client) sealed(phase string) error {
 	if err := c.failure(); err != nil {
 		return err
 	}
+	select {
+	case <-c.link.wrote:
+		if err := c.link.writeErr; err != nil {
+			return err
+		}
+	default:
+	}
 	return c.link.errorf(phase, ErrClosed)
 }

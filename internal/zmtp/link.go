@@ -27,6 +27,10 @@ type link struct {
 	done  chan struct{} // closed by kill
 	wrote chan struct{} // closed when the writer goroutine is gone
 	ended chan struct{} // closed last
+
+	writeErr error       // why the writer gave up, if it did; set before wrote is closed
+	patience *time.Timer // kills the link some time after that; likewise
+
 	death struct {
 		sync.Once
 		err error // set before done is closed
@@ -79,6 +83,9 @@ func (l *link) run() {
 	l.refuse(err)
 	l.kill(phase, err)
 	<-l.wrote
+	if l.patience != nil {
+		l.patience.Stop()
+	}
 	l.onEnd(l.death.err)
 	close(l.ended)
 }
@@ -227,7 +234,7 @@ func (l *link) refuse(err error) {
 	defer linger.Stop()
 	select {
 	case <-l.out.whenFlushed():
-	case <-l.done:
+	case <-l.wrote:
 		return
 	case <-linger.C:
 		return

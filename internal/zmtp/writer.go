@@ -37,19 +37,16 @@ func (l *link) write() {
 	}
 }
 
-// writeFailed ends the link after a failed write. If the peer is gone it may have sent something before, which
-// the reader still gets: it is given Stall to come to the end, and its reason then counts.
+// writeFailed ends the writing half. If the peer is gone it may have sent something before, which the reader
+// still gets: it has Stall to come to the end by itself, and then its reason counts.
 func (l *link) writeFailed(err error) {
-	if !errors.Is(err, ErrTimeout) {
-		l.out.seal()
-		patience := time.NewTimer(l.opts.Timeouts.Stall)
-		defer patience.Stop()
-		select {
-		case <-l.done:
-		case <-patience.C:
-		}
+	l.writeErr = l.errorf("send", err)
+	l.out.seal()
+	if errors.Is(err, ErrTimeout) {
+		l.kill("send", err)
+		return
 	}
-	l.kill("send", err)
+	l.patience = time.AfterFunc(l.opts.Timeouts.Stall, func() { l.kill("send", err) })
 }
 
 // drain writes until the queue is empty.
