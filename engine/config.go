@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/event"
@@ -32,6 +33,9 @@ type Config struct {
 	BlockSize int
 	// Layout is the order of dimensions in a block: LBHNC (default) or LBNHC.
 	Layout model.Layout
+	// Keys is the form in which the cache keeps keys; both engines of a hand-off need the same.
+	// Default: model.PlainKeys, with which tokens tell whether blocks arrived in order.
+	Keys model.Keys
 	// NumBlocks is the size of the KV cache. Default 1024.
 	NumBlocks int
 	// NoPrefixCache turns the prefix cache off.
@@ -58,7 +62,8 @@ type Config struct {
 	// SideChannel is the HOST:PORT at which peers ask for this engine's metadata; port 0 picks a
 	// free one. Default 127.0.0.1:0.
 	SideChannel string
-	// AdvertiseHost is the host that Coordinates and answers name. Default: SideChannel's host.
+	// AdvertiseHost is the host by which peers reach the side channel, as Coordinates and answers
+	// name it. Default: SideChannel's host; needed if that is every interface.
 	AdvertiseHost string
 	// AgentListen is the HOST:PORT of the transfer agent. Default 127.0.0.1:0.
 	AgentListen string
@@ -78,9 +83,10 @@ type Config struct {
 
 	// Events gets every typed event. Default: event.Discard.
 	Events event.Sink
-	// Log gets a line per finished request and per fault of the engine. Default: slog's discard
-	// handler.
+	// Log gets a line per finished request and per injected fault. Default: none.
 	Log *slog.Logger
+
+	newAgent func(Config) (agent.Agent, error) // of tests; nil: by Transport
 }
 
 // Transports that Config.Transport knows.
@@ -176,6 +182,9 @@ func (c Config) Validate() error {
 	if c.Layout != model.LBHNC && c.Layout != model.LBNHC {
 		bad("%v, use LBHNC or LBNHC", c.Layout)
 	}
+	if c.Keys > model.RotatedKeys {
+		bad("%v, use plain or rotated", c.Keys)
+	}
 	if c.Lease < time.Second {
 		bad("lease of %v is below one second", c.Lease)
 	}
@@ -187,6 +196,9 @@ func (c Config) Validate() error {
 			bad("%s address: %v, use HOST:PORT", a.name, err)
 		}
 	}
+	if host, _, _ := net.SplitHostPort(c.SideChannel); c.AdvertiseHost == "" && unspecified(host) {
+		bad("side channel %s listens on every interface; name the host by which peers reach it", c.SideChannel)
+	}
 	if c.Transport != TransportAuto && c.Transport != TransportTCP {
 		bad("transport %q is unknown, use auto or tcp", c.Transport)
 	}
@@ -195,10 +207,19 @@ func (c Config) Validate() error {
 			bad("KV fault %q is unknown, use one of %v", f, KVFaults)
 		}
 	}
+	if slices.Contains(c.InjectKVFault, SwapBlocks) && c.Keys != model.PlainKeys {
+		bad("KV fault %s needs plain keys: with %v ones no token shows it", SwapBlocks, c.Keys)
+	}
 	if len(c.InjectKVFault) > 0 && !c.NoPrefixCache {
 		bad("KV faults need the prefix cache to be off, or damaged blocks would be given to other requests")
 	}
 	return errors.Join(errs...)
+}
+
+// unspecified tells whether a host to listen on is no host to connect to.
+func unspecified(host string) bool {
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsUnspecified()
 }
 
 // newUUID is a random UUID of version 4.

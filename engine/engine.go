@@ -2,47 +2,162 @@ package engine
 
 import (
 	"context"
-	"errors"
+	"sync"
+	"sync/atomic"
 
+	"github.com/kvferry/kvferry/engine/core"
 	"github.com/kvferry/kvferry/engine/model"
 )
 
 // Engine is one running engine. Its methods may be called from any goroutine.
-type Engine struct{}
+type Engine struct {
+	cfg     Config // with defaults
+	parts   *parts
+	coords  Coordinates
+	context int // tokens
+
+	inbox   chan message
+	steps   chan step       // to the model goroutine; closed to end it
+	results chan stepResult // from it
+	ended   chan struct{}   // closed when the loop has ended
+	modeled chan struct{}   // closed when the model goroutine has ended
+	final   Stats           // set before ended is closed
+
+	closing atomic.Bool
+	close   struct {
+		sync.Once
+		err error
+	}
+}
 
 // New starts an engine: its transfer agent, its side channel and its loop. It reports everything
 // that is wrong with the configuration, and an address in use by name. The caller ends the engine
 // with Close.
 func New(cfg Config) (*Engine, error) {
-	return nil, errors.New("engine: not assembled")
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	p, err := assemble(cfg)
+	if err != nil {
+		return nil, err
+	}
+	shape := cfg.Model.Config()
+	machineConfig := core.Config{
+		BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks, MaxBatchTokens: cfg.MaxBatchTokens, MaxRunning: cfg.MaxRunning,
+		MaxWaiting: cfg.MaxQueue, MaxContext: shape.MaxPosition, EOS: shape.EOS, PrefixCaching: !cfg.NoPrefixCache,
+	}
+	machine, err := core.New(machineConfig, p.half)
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	e := &Engine{
+		cfg: cfg, parts: p, coords: p.coordinates(cfg), context: machineConfig.Context(),
+		inbox: make(chan message, inboxDepth), steps: make(chan step, 1), results: make(chan stepResult, 1),
+		ended: make(chan struct{}), modeled: make(chan struct{}),
+	}
+	go e.runModel()
+	go newLoop(e, machine).run()
+	return e, nil
 }
 
 // Submit admits a request, or refuses it with a *RequestError: KindInvalid, KindOverload or
 // KindUnavailable. It does not wait for the model. When ctx ends, the request is aborted: it is the
 // client's context and not one of this call only.
-func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) { return nil, nil }
+func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
+	if err := e.check(&r); err != nil {
+		return nil, err
+	}
+	unavailable := &RequestError{Request: r.ID, Kind: KindUnavailable, Phase: "submit", Err: errClosing}
+	if e.closing.Load() {
+		return nil, unavailable
+	}
+	l := newLive(e, r)
+	reply := make(chan *RequestError, 1)
+	select {
+	case e.inbox <- submit{live: l, reply: reply}:
+	case <-e.ended:
+		return nil, unavailable
+	}
+	select {
+	case err := <-reply:
+		if err != nil {
+			return nil, err
+		}
+	case <-e.ended:
+		return nil, unavailable
+	}
+	l.follow(ctx)
+	return l.stream, nil
+}
 
 // Coordinates is what a router must know. It does not change.
-func (e *Engine) Coordinates() Coordinates { return Coordinates{} }
+func (e *Engine) Coordinates() Coordinates { return e.coords }
 
 // Stats is a snapshot, taken by the loop. After Close it is the last one.
-func (e *Engine) Stats() Stats { return Stats{} }
+func (e *Engine) Stats() Stats {
+	reply := make(chan Stats, 1)
+	select {
+	case e.inbox <- ask{reply: reply}:
+	case <-e.ended:
+		return e.final
+	}
+	select {
+	case s := <-reply:
+		return s
+	case <-e.ended:
+		return e.final
+	}
+}
 
 // Model describes the model that is served.
-func (e *Engine) Model() ModelInfo { return ModelInfo{} }
+func (e *Engine) Model() ModelInfo {
+	shape := e.cfg.Model.Config()
+	return ModelInfo{Name: e.cfg.ServedName, MaxContext: e.context, Vocab: shape.Vocab, EOS: shape.EOS}
+}
 
 // Tokenizer is the model's. It is immutable.
-func (e *Engine) Tokenizer() *model.Tokenizer { return nil }
+func (e *Engine) Tokenizer() *model.Tokenizer { return e.cfg.Model.Tokenizer() }
 
 // MaxContext is the number of tokens that prompt and answer may have together: the model's context
 // or what the blocks can hold, whichever is less. A prompt may have one less.
-func (e *Engine) MaxContext() int { return 0 }
+func (e *Engine) MaxContext() int { return e.context }
 
 // Ready reports nil when requests can be served: the loop runs and the side channel listens. After
-// Close has been called or a fault it says what is wrong.
-func (e *Engine) Ready() error { return nil }
+// Close has been called it says so.
+func (e *Engine) Ready() error {
+	if e.closing.Load() {
+		return errClosing
+	}
+	return nil
+}
 
 // Close refuses new requests at once, lets those that live end until ctx does, aborts the others
 // and stops everything. Blocks held for a peer are waited for until ctx ends, too. It returns when
-// no goroutine of the engine is left and its memory is unmapped; further calls return the same.
-func (e *Engine) Close(ctx context.Context) error { return nil }
+// no goroutine of the engine is left and its memory is unmapped; further calls wait for the first
+// and return the same.
+func (e *Engine) Close(ctx context.Context) error {
+	e.closing.Store(true)
+	e.close.Do(func() {
+		e.send(drain{})
+		select {
+		case <-e.ended:
+		case <-ctx.Done():
+			e.send(giveUp{})
+			<-e.ended
+		}
+		close(e.steps)
+		<-e.modeled // nobody computes in the cache any more
+		e.close.err = e.parts.close()
+	})
+	return e.close.err
+}
+
+// send gives a message to the loop, which never blocks; nothing happens if it has ended.
+func (e *Engine) send(m message) {
+	select {
+	case e.inbox <- m:
+	case <-e.ended:
+	}
+}

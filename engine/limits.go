@@ -1,7 +1,5 @@
 package engine
 
-import "time"
-
 const (
 	// MaxQueueLimit bounds Config.MaxQueue: each queued request holds its prompt, and a client
 	// that waits behind a hundred thousand others is better told so.
@@ -32,10 +30,6 @@ const (
 
 	// MaxSalt bounds a cache salt in bytes; it is hashed once per block.
 	MaxSalt = 1024
-
-	// drainAfterClose is how long Close waits for the workers to give back their last reports once
-	// its own bound is over.
-	drainAfterClose = 2 * time.Second
 
 	// inboxDepth is how many messages of Submit, Close of streams and Stats may wait for the loop.
 	// It only smooths bursts: a sender that finds it full waits, and the loop never blocks.

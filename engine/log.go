@@ -1,5 +1,13 @@
 package engine
 
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+)
+
 // LogFinished is the message of the one log line that every admitted request ends with. The
 // constants are its attributes; durations are milliseconds as floating point numbers. The fields
 // of a transfer are absent unless KV came from a peer, LogError unless the request failed.
@@ -22,6 +30,47 @@ const (
 	LogGBps         = "gbps"        // bytes / transfer time, in 1e9 bytes per second; absent if unknown
 	LogWaitMS       = "wait_ms"     // registration to completion
 	LogTransport    = "transport"
-	LogWhy          = "why" // why that transport
-	LogRemoteEngine = "remote_engine"
+	LogWhy          = "why"           // why that transport
+	LogRemoteEngine = "remote_engine" // the peer named by a request for remote KV
 )
+
+func logFinished(log *slog.Logger, l *live, o *Output) {
+	attrs := []slog.Attr{
+		slog.String(LogID, string(l.ID)),
+		slog.Int(LogPromptTokens, o.Usage.Prompt),
+		slog.Int(LogCached, o.Usage.Cached),
+		slog.Int(LogExternal, o.Usage.External),
+		slog.Int(LogComputedPrompt, o.Usage.ComputedPrompt),
+		slog.Int(LogCompletion, o.Usage.Completion),
+		slog.String(LogFinish, string(o.Finish)),
+	}
+	if o.Usage.Preemptions > 0 {
+		attrs = append(attrs, slog.Int(LogPreemptions, o.Usage.Preemptions))
+	}
+	if l.Params != nil && l.Params.DoRemotePrefill {
+		attrs = append(attrs, slog.String(LogRemoteEngine, string(l.Params.RemoteEngineID)))
+	}
+	if t := o.Transfer; t != (connector.TransferFacts{}) {
+		attrs = append(attrs,
+			slog.Int(LogBlocks, t.Blocks),
+			slog.Int64(LogBytes, t.Bytes),
+			slog.Float64(LogTransferMS, ms(t.Took)),
+			slog.Float64(LogWaitMS, ms(t.Waited)),
+			slog.String(LogTransport, t.Transport),
+			slog.String(LogWhy, t.Why),
+		)
+		if t.Took > 0 && t.Bytes > 0 {
+			attrs = append(attrs, slog.Float64(LogGBps, float64(t.Bytes)/float64(t.Took.Nanoseconds())))
+		}
+	}
+	level := slog.LevelInfo
+	if o.Err != nil {
+		attrs = append(attrs, slog.String(LogError, o.Err.Error()))
+		if o.Err.Kind != KindAborted {
+			level = slog.LevelWarn
+		}
+	}
+	log.LogAttrs(context.Background(), level, LogFinished, attrs...)
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -35,7 +35,7 @@ type Output struct {
 	Tokens []kv.Token // new tokens, in order; empty for a request that ends without one
 	// LogProbs is the natural logarithm of each token's probability under the model itself.
 	LogProbs []float64
-	Text   string     // the text that became certain with them; never half a character or stop string
+	Text     string // the text that became certain with them; never half a character or stop string
 	// Finish is empty until the last Output of the request, on which everything below is set.
 	Finish connector.FinishReason
 	// StopString is the stop string that ended the text; empty if none did.

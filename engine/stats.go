@@ -28,6 +28,8 @@ type Stats struct {
 	Finished         map[connector.FinishReason]uint64
 	Refused          map[ErrorKind]uint64 // requests that Submit refused
 
+	Wakeups uint64 // how often the loop woke; it does for a reason only
+
 	Received      uint64 // requests whose KV came from a peer
 	ReceiveFailed uint64 // requests whose KV did not come
 	Peers         int    // connected peer engines

@@ -264,7 +264,7 @@ func describe(a Action) string {
 		if a.Finish == "" {
 			return fmt.Sprintf("emit %s %v", a.ID, a.Tokens)
 		}
-		s := fmt.Sprintf("emit %s finish=%s %+v", a.ID, a.Finish, a.Usage)
+		s := fmt.Sprintf("emit %s %v finish=%s %+v", a.ID, a.Tokens, a.Finish, a.Usage)
 		if a.Params != nil {
 			s += fmt.Sprintf(" params=%s", a.Params.RemoteRequestID)
 		}

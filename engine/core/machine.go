@@ -145,6 +145,9 @@ func (m *Machine) Live() int { return len(m.requests) - m.held }
 // Quiet reports that nothing is left: no request lives, no blocks are held, no step is in flight.
 func (m *Machine) Quiet() bool { return len(m.requests) == 0 && !m.inFlight }
 
+// Busy tells whether a step is in flight.
+func (m *Machine) Busy() bool { return m.inFlight }
+
 // IDs is the requests that have not ended, by arrival.
 func (m *Machine) IDs() []kv.RequestID {
 	var live []*request
@@ -206,11 +209,11 @@ func (m *Machine) add(now time.Time, in Request) error {
 	return nil
 }
 
-// finish ends a request in any state: its reader gets the last output, its blocks go back unless
-// the connector wants them held.
-func (m *Machine) finish(now time.Time, r *request, why connector.FinishReason, err error) {
+// finish ends a request in any state: its reader gets the last output with what was sampled last,
+// its blocks go back unless the connector wants them held.
+func (m *Machine) finish(now time.Time, r *request, why connector.FinishReason, err error, last ...kv.Token) {
 	m.detach(r)
-	out := Output{ID: r.ID, Finish: why, Err: err, Transfer: r.transfer}
+	out := Output{ID: r.ID, Tokens: last, Finish: why, Err: err, Transfer: r.transfer}
 	hold := false
 	if r.Params != nil {
 		hold, out.Params = m.conn.Finished(now, r.ID, why, kv.BlockIDs{slices.Clone(r.blocks)}, r.computed)
@@ -332,12 +335,13 @@ func (m *Machine) advance(now time.Time, f flying, res Result) {
 	r.tokens = append(r.tokens, res.Token)
 	r.usage.Completion++
 	m.stats.CompletionTokens++
-	m.do(Emit{Output: Output{ID: r.ID, Tokens: []kv.Token{res.Token}}})
 	switch {
 	case res.Stop, slices.Contains(r.StopTokens, res.Token), !r.IgnoreEOS && slices.Contains(m.cfg.EOS, res.Token):
-		m.finish(now, r, connector.FinishStop, nil)
+		m.finish(now, r, connector.FinishStop, nil, res.Token)
 	case r.MaxTokens > 0 && r.usage.Completion >= r.MaxTokens, len(r.tokens) >= m.cfg.Context():
-		m.finish(now, r, connector.FinishLength, nil)
+		m.finish(now, r, connector.FinishLength, nil, res.Token)
+	default:
+		m.do(Emit{Output: Output{ID: r.ID, Tokens: []kv.Token{res.Token}}})
 	}
 }
 

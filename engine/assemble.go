@@ -1,0 +1,242 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/scheduler"
+	"github.com/kvferry/kvferry/connector/worker"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/geometry"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/peer"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// One rank: this engine computes in one process.
+const (
+	tpSize = 1
+	ppSize = 1
+)
+
+// Facts of the cache that peers compare.
+const (
+	cacheDType = "auto"
+	modelDType = "torch.float32"
+)
+
+// attnBackend names what decides the contents of a block. It is this engine's own: its blocks look
+// like no other's.
+func attnBackend(cfg Config) string { return "KVFERRY_" + strings.ToUpper(cfg.Keys.String()) + "_KEYS" }
+
+// rankWorker is the WorkerHalf as the loop uses it.
+type rankWorker interface {
+	Submit(connector.StepMeta)
+	Outputs() <-chan connector.WorkerOutput
+	Close() error
+}
+
+// parts is what an engine is put together from, below its loop.
+type parts struct {
+	half     *scheduler.Half // the machine's; only the loop calls it
+	worker   rankWorker
+	cache    *model.Cache
+	listener *peer.Listener
+	peerSet  *peerSet
+	host     string // by which peers reach the side channel
+	port     int
+}
+
+// assemble builds everything from the memory up. When it fails, it leaves nothing behind.
+func assemble(cfg Config) (p *parts, err error) {
+	var undo []func() error
+	defer func() {
+		if err != nil {
+			for i := len(undo) - 1; i >= 0; i-- {
+				_ = undo[i]()
+			}
+			p = nil
+		}
+	}()
+	p = &parts{peerSet: newPeerSet()}
+	events := event.Tee(cfg.Events, p.peerSet)
+
+	ag, err := newAgent(cfg)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, ag.Close)
+	shape := cfg.Model.Config()
+	mem, err := ag.Alloc(model.CacheBytes(shape, cfg.BlockSize, cfg.NumBlocks))
+	if err != nil {
+		return nil, fmt.Errorf("KV cache of %d blocks: %w", cfg.NumBlocks, err)
+	}
+	lay := model.CacheShape{Layout: cfg.Layout, Keys: cfg.Keys, BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks}
+	if p.cache, err = model.NewCache(shape, lay, mem.Bytes()); err != nil {
+		return nil, err
+	}
+
+	ln, err := peer.Listen(cfg.SideChannel)
+	if err != nil {
+		return nil, err
+	}
+	p.host, p.port = cfg.AdvertiseHost, ln.Addr().(*net.TCPAddr).Port
+	if p.host == "" {
+		p.host = ln.Addr().(*net.TCPAddr).IP.String()
+	}
+	if p.listener, err = peer.NewListener(ln, peer.ListenerConfig{Events: events}); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	undo = append(undo, p.listener.Close)
+
+	layout, hash, err := p.announce(cfg, ag)
+	if err != nil {
+		return nil, err
+	}
+	table, err := peer.NewTable(peer.Config{
+		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: true,
+		LocalFactors: string(factors(cfg).Canonical(cfg.ConnectorVersion)), Events: events,
+	})
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() error { table.Close(); return nil })
+	if p.half, err = scheduler.New(scheduler.Config{
+		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Role: cfg.Role, BlockSize: cfg.BlockSize,
+		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
+	}); err != nil {
+		return nil, err
+	}
+	// The worker owns agent and table from here on.
+	p.worker, err = worker.New(worker.Config{
+		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize,
+		Agent: ag, Peers: table, Layout: layout,
+		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
+	})
+	return p, err
+}
+
+// announce tells the side channel's clients about the one rank.
+func (p *parts) announce(cfg Config, ag agent.Agent) (geometry.Layout, string, error) {
+	m := metadata(cfg, p.cache.Regions(), ag)
+	blob, err := wire.AppendAgentMetadata(nil, m, cfg.ConnectorVersion)
+	if err != nil {
+		return geometry.Layout{}, "", err
+	}
+	layout, err := geometry.FromMetadata(m, tpSize, ppSize)
+	if err != nil {
+		return geometry.Layout{}, "", err
+	}
+	hash := factors(cfg).Hash(cfg.ConnectorVersion)
+	payload := wire.AppendHandshakePayload(nil, wire.HandshakePayload{CompatibilityHash: hash, AgentMetadata: blob})
+	return layout, hash, p.listener.Set(kv.Rank{}, 1, payload)
+}
+
+func metadata(cfg Config, regions []kv.Region, ag agent.Agent) *wire.AgentMetadata {
+	m := &wire.AgentMetadata{
+		EngineID: cfg.EngineID, AgentMetadata: []byte{}, NumBlocks: cfg.NumBlocks, BlockSize: cfg.BlockSize,
+		KVCacheLayout: cfg.Layout.String(), AttnBackendName: attnBackend(cfg), PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1,
+		Extension: &wire.Extension{
+			Version: wire.ExtensionVersion, Instance: newUUID(), HostID: hostID(), Capabilities: worker.Capabilities(),
+		},
+	}
+	for _, r := range regions {
+		m.KVCachesBaseAddr = append(m.KVCachesBaseAddr, r.Base)
+		m.BlockLens = append(m.BlockLens, int(r.BlockLen))
+		m.BlockStrides = append(m.BlockStrides, int(r.Stride))
+		m.RegionNumBlocks = append(m.RegionNumBlocks, r.NumBlocks)
+		m.RegionGroupIDs = append(m.RegionGroupIDs, r.Group)
+		m.RegionNames = append(m.RegionNames, r.Name)
+		m.RegionMemTypes = append(m.RegionMemTypes, "DRAM")
+	}
+	for _, o := range ag.Offers() {
+		m.Extension.Agents = append(m.Extension.Agents, wire.AgentOffer{Transport: o.Transport, Blob: o.Blob})
+	}
+	return m
+}
+
+func factors(cfg Config) wire.CompatFactors {
+	shape := cfg.Model.Config()
+	return wire.CompatFactors{
+		VLLMVersion: cfg.VLLMVersion, Model: cfg.ServedName, DType: modelDType, NumKVHeads: shape.KVHeads, HeadSize: shape.HeadDim,
+		NumHiddenLayers: shape.Layers, AttnBackendName: attnBackend(cfg), CacheDType: cacheDType, TransferMode: kv.Push,
+	}
+}
+
+func (p *parts) coordinates(cfg Config) Coordinates {
+	return Coordinates{
+		EngineID: cfg.EngineID, Host: p.host, Port: p.port, TPSize: tpSize, PPSize: ppSize,
+		TransferMode: kv.Push, BlockSize: cfg.BlockSize, Model: cfg.ServedName, Role: cfg.Role,
+	}
+}
+
+func (p *parts) peers() int { return p.peerSet.len() }
+
+// close ends the worker, which takes the agent, its memory and the peer table with it, and then the
+// side channel. Nobody may use the cache any more. What the worker still reports is of no interest.
+func (p *parts) close() error {
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		for range p.worker.Outputs() {
+		}
+	}()
+	err := p.worker.Close()
+	<-drained
+	return errors.Join(err, p.listener.Close())
+}
+
+// peerSet counts connected peer engines by the events of the table.
+type peerSet struct {
+	mu struct {
+		sync.Mutex
+		connected map[kv.Generation]struct{}
+	}
+}
+
+func newPeerSet() *peerSet {
+	s := new(peerSet)
+	s.mu.connected = map[kv.Generation]struct{}{}
+	return s
+}
+
+// Emit makes it a sink.
+func (s *peerSet) Emit(e event.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch e := e.(type) {
+	case event.HandshakeFinished:
+		if e.Err == nil {
+			s.mu.connected[e.Gen] = struct{}{}
+		}
+	case event.PeerGone:
+		delete(s.mu.connected, e.Gen)
+	}
+}
+
+func (s *peerSet) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mu.connected)
+}
+
+// hostID is equal for processes of one kernel that can reach each other's local sockets; empty if
+// that cannot be told.
+func hostID() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	ns, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(boot)) + " " + ns
+}

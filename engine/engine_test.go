@@ -1,0 +1,430 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/local"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var fabric = local.New(local.Config{})
+
+// tiny is the built-in model, made once.
+var tiny = sync.OnceValue(model.Tiny)
+
+// newEngine starts an engine that is closed, and found empty, at the end of the test.
+func newEngine(t testing.TB, change func(*Config)) *Engine {
+	t.Helper()
+	cfg := Config{Model: tiny(), NumBlocks: 160, Threads: 1}
+	cfg.newAgent = func(c Config) (agent.Agent, error) { return fabric.Agent(agent.Name(c.EngineID)) }
+	if change != nil {
+		change(&cfg)
+	}
+	e, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closed := e.closing.Load() // by the test, which has looked itself
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := e.Close(ctx); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if s := e.Stats(); !closed && (s.BlocksFree != s.BlocksTotal || s.Held+s.Running+s.Waiting+s.WaitingRemote != 0) {
+			t.Errorf("left behind: %+v", s)
+		}
+	})
+	return e
+}
+
+// answer is everything that a stream gave.
+type answer struct {
+	Output // the last one; Tokens, LogProbs and Text are of all
+}
+
+func read(t testing.TB, s *Stream) answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var a answer
+	for {
+		o, err := s.Next(ctx)
+		if err == io.EOF {
+			return a
+		}
+		if err != nil {
+			t.Errorf("the answer does not end: %v", err)
+			return a
+		}
+		o.Tokens = append(a.Tokens, o.Tokens...)
+		o.LogProbs = append(a.LogProbs, o.LogProbs...)
+		o.Text = a.Text + o.Text
+		a.Output = o
+	}
+}
+
+func submit1(t testing.TB, e *Engine, r Request) *Stream {
+	t.Helper()
+	s, err := e.Submit(context.Background(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func generate(t testing.TB, e *Engine, r Request) answer {
+	t.Helper()
+	return read(t, submit1(t, e, r))
+}
+
+// prompt is n tokens of printable text that differ with seed.
+func prompt(n, seed int) []kv.Token {
+	out := make([]kv.Token, n)
+	x := uint32(seed)*2654435761 + 12345
+	for i := range out {
+		x = x*1664525 + 1013904223
+		out[i] = kv.Token(32 + x>>8%95)
+	}
+	return out
+}
+
+// expect is what the model answers alone, computed without an engine.
+func expect(t testing.TB, p []kv.Token, n int, s model.Sampling) []kv.Token {
+	t.Helper()
+	const blockSize = 16
+	blocks := make([]kv.BlockID, (len(p)+n)/blockSize+1)
+	for i := range blocks {
+		blocks[i] = kv.BlockID(i)
+	}
+	shape := tiny().Config()
+	cache, err := model.NewCache(shape, model.CacheShape{BlockSize: blockSize, NumBlocks: len(blocks)}, make([]byte, model.CacheBytes(shape, blockSize, len(blocks))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	runner := model.NewRunner(tiny(), 1)
+	var logits model.Logits
+	var sampler model.Sampler
+	var out []kv.Token
+	start, next := 0, p
+	for range n {
+		if err := runner.Forward(cache, []model.Sequence{{Tokens: next, Start: start, Blocks: blocks, Logits: true}}, &logits); err != nil {
+			t.Fatal(err)
+		}
+		start += len(next)
+		c, err := sampler.Choose(logits.Row(0), s, start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, c.Token)
+		next = out[len(out)-1:]
+	}
+	return out
+}
+
+func same(a, b []kv.Token) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func checkAnswer(t testing.TB, name string, a answer, want []kv.Token) {
+	t.Helper()
+	switch {
+	case a.Err != nil:
+		t.Errorf("%s: %v", name, a.Err)
+	case !same(a.Tokens, want):
+		t.Errorf("%s: answered %v, want %v", name, a.Tokens, want)
+	case a.Usage.Completion != len(want) || len(a.LogProbs) != len(want):
+		t.Errorf("%s: %d tokens, usage %+v, %d probabilities", name, len(want), a.Usage, len(a.LogProbs))
+	}
+}
+
+// A request's tokens are those of the model alone, whoever shares its batch, with and without the
+// prefix cache, greedy or seeded, in every layout and chunking.
+func TestAlone(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"default":      nil,
+		"small chunks": func(c *Config) { c.MaxBatchTokens, c.MaxRunning, c.BlockSize = 7, 3, 4; c.NumBlocks = 300 },
+		"tight":        func(c *Config) { c.NumBlocks = 12; c.Threads = 2 },
+		"no cache":     func(c *Config) { c.NoPrefixCache, c.Layout = true, model.LBNHC },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t, change)
+			var wg sync.WaitGroup
+			for i, n := range []int{1, 15, 16, 17, 40, 40, 90, 64} {
+				r := Request{ID: kv.RequestID(fmt.Sprintf("r%d", i)), Prompt: prompt(n, n), MaxTokens: 5 + i%3}
+				if i%2 == 1 {
+					r.Sampling = model.Sampling{Temperature: 0.9, TopP: 0.95, TopK: 40, Seed: uint64(i)}
+				}
+				wg.Go(func() {
+					a := generate(t, e, r)
+					checkAnswer(t, string(r.ID), a, expect(t, r.Prompt, r.MaxTokens, r.Sampling))
+					if a.Finish != connector.FinishLength {
+						t.Errorf("%s ends as %s", r.ID, a.Finish)
+					}
+					if got := e.Tokenizer().Decode(a.Tokens); a.Text != got {
+						t.Errorf("%s: text %q of tokens that say %q", r.ID, a.Text, got)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+func TestPrefixCache(t *testing.T) {
+	e := newEngine(t, nil)
+	p := prompt(64, 1)
+	first := generate(t, e, Request{ID: "a", Prompt: p, MaxTokens: 3})
+	again := generate(t, e, Request{ID: "b", Prompt: p, MaxTokens: 3})
+	salted := generate(t, e, Request{ID: "c", Prompt: p, MaxTokens: 3, CacheSalt: "s"})
+	for i, u := range []struct{ got, cached, computed int }{
+		{first.Usage.ComputedPrompt, first.Usage.Cached, 64}, {again.Usage.ComputedPrompt, again.Usage.Cached - 48, 16},
+		{salted.Usage.ComputedPrompt, salted.Usage.Cached, 64},
+	} {
+		if u.got != u.computed || u.cached != 0 {
+			t.Errorf("%d: %+v", i, u)
+		}
+	}
+	if !same(first.Tokens, again.Tokens) || !same(first.Tokens, salted.Tokens) {
+		t.Error("the cache changes the answer")
+	}
+	if s := e.Stats(); s.PrefixQueries != 192 || s.PrefixHits != 48 || s.BlocksCached == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestStops(t *testing.T) {
+	e := newEngine(t, nil)
+	p := prompt(30, 3)
+	want := expect(t, p, 12, model.Sampling{})
+	text := e.Tokenizer().Decode(want)
+
+	a := generate(t, e, Request{ID: "string", Prompt: p, MaxTokens: 12, StopStrings: []string{"\x00", text[4:7], text[5:6]}})
+	cut := strings.IndexByte(text, text[5]) // complete before the longer one
+	if a.Finish != connector.FinishStop || a.StopString == "" || a.Text != text[:cut] {
+		t.Errorf("stop string: %q %s %q of %q", a.Text, a.Finish, a.StopString, text)
+	}
+
+	stop := want[3]
+	at := 0
+	for want[at] != stop {
+		at++
+	}
+	a = generate(t, e, Request{ID: "token", Prompt: p, MaxTokens: 12, StopTokens: []kv.Token{stop}})
+	if a.Finish != connector.FinishStop || a.StopString != "" || len(a.Tokens) != at+1 || a.Text != text[:at] {
+		t.Errorf("stop token: %q %s, %d tokens of %q", a.Text, a.Finish, len(a.Tokens), text)
+	}
+
+	a = generate(t, e, Request{ID: "held", Prompt: p, MaxTokens: 4, StopStrings: []string{text[3:5]}})
+	if a.Finish != connector.FinishLength || a.Text != text[:4] {
+		t.Errorf("held back at the end: %q %s of %q", a.Text, a.Finish, text)
+	}
+}
+
+func TestContextLimit(t *testing.T) {
+	e := newEngine(t, func(c *Config) { c.NumBlocks = 3 })
+	if e.MaxContext() != 49 || e.Model().MaxContext != 49 {
+		t.Fatalf("context %d", e.MaxContext())
+	}
+	for _, n := range []int{40, 48} {
+		a := generate(t, e, Request{ID: "a", Prompt: prompt(n, n)})
+		checkAnswer(t, "to the end", a, expect(t, prompt(n, n), 49-n, model.Sampling{}))
+		if a.Finish != connector.FinishLength {
+			t.Errorf("ends as %s", a.Finish)
+		}
+	}
+	big := newEngine(t, nil)
+	if big.MaxContext() != tiny().Config().MaxPosition {
+		t.Errorf("context %d", big.MaxContext())
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	e := newEngine(t, func(c *Config) { c.NumBlocks = 4; c.Role = connector.Consumer })
+	good := Request{ID: "a", Prompt: prompt(3, 1), MaxTokens: 1}
+	for name, c := range map[string]struct {
+		field string
+		spoil func(*Request)
+	}{
+		"no id":              {"request_id", func(r *Request) { r.ID = "" }},
+		"long id":            {"request_id", func(r *Request) { r.ID = kv.RequestID(make([]byte, MaxRequestID+1)) }},
+		"empty prompt":       {"prompt", func(r *Request) { r.Prompt = nil }},
+		"long prompt":        {"prompt", func(r *Request) { r.Prompt = prompt(65, 1) }},
+		"foreign token":      {"prompt", func(r *Request) { r.Prompt = []kv.Token{1, 100000} }},
+		"negative token":     {"prompt", func(r *Request) { r.Prompt = []kv.Token{-1} }},
+		"max tokens":         {"max_tokens", func(r *Request) { r.MaxTokens = -1 }},
+		"many stops":         {"stop", func(r *Request) { r.StopStrings = make([]string, MaxStopStrings+1) }},
+		"empty stop":         {"stop", func(r *Request) { r.StopStrings = []string{""} }},
+		"long stop":          {"stop", func(r *Request) { r.StopStrings = []string{string(make([]byte, MaxStopBytes+1))} }},
+		"many stop tokens":   {"stop_token_ids", func(r *Request) { r.StopTokens = make([]kv.Token, MaxStopTokens+1) }},
+		"foreign stop token": {"stop_token_ids", func(r *Request) { r.StopTokens = []kv.Token{259} }},
+		"salt":               {"cache_salt", func(r *Request) { r.CacheSalt = string(make([]byte, MaxSalt+1)) }},
+		"temperature":        {"sampling", func(r *Request) { r.Sampling.Temperature = -1 }},
+		"hand-off":           {"kv_transfer_params", func(r *Request) { r.Params = &kv.TransferParams{DoRemotePrefill: true} }},
+		"role":               {"kv_transfer_params", func(r *Request) { r.Params = &kv.TransferParams{DoRemoteDecode: true} }},
+	} {
+		r := good
+		c.spoil(&r)
+		_, err := e.Submit(t.Context(), r)
+		var re *RequestError
+		if !errors.As(err, &re) || re.Kind != KindInvalid || re.Field != c.field || re.Request != r.ID || re.Error() == "" {
+			t.Errorf("%s: %+v", name, err)
+		}
+	}
+	checkAnswer(t, "afterwards", generate(t, e, good), expect(t, good.Prompt, 1, model.Sampling{}))
+}
+
+func TestOverload(t *testing.T) {
+	e := newEngine(t, func(c *Config) { c.MaxQueue, c.MaxRunning = 2, 1 })
+	var streams []*Stream
+	var refused *RequestError
+	for i := range 8 {
+		s, err := e.Submit(t.Context(), Request{ID: kv.RequestID(fmt.Sprint(i)), Prompt: prompt(20, i), MaxTokens: 200})
+		if err == nil {
+			streams = append(streams, s)
+		} else if !errors.As(err, &refused) {
+			t.Fatal(err)
+		}
+	}
+	if len(streams) != 3 || refused == nil || refused.Kind != KindOverload {
+		t.Errorf("%d were taken, then %v", len(streams), refused)
+	}
+	if s := e.Stats(); s.Refused[KindOverload] != 5 {
+		t.Errorf("%+v", s)
+	}
+	for _, s := range streams {
+		s.Close()
+		if a := read(t, s); a.Finish != connector.FinishAbort || a.Err.Kind != KindAborted {
+			t.Errorf("closed: %+v", a.Output)
+		}
+	}
+}
+
+func TestDuplicateID(t *testing.T) {
+	e := newEngine(t, nil)
+	s := submit1(t, e, Request{ID: "a", Prompt: prompt(20, 1), MaxTokens: 500})
+	_, err := e.Submit(t.Context(), Request{ID: "a", Prompt: prompt(20, 1), MaxTokens: 1})
+	var re *RequestError
+	if !errors.As(err, &re) || re.Field != "request_id" {
+		t.Errorf("a second one: %v", err)
+	}
+	s.Close()
+	read(t, s)
+	checkAnswer(t, "afterwards", generate(t, e, Request{ID: "a", Prompt: prompt(20, 1), MaxTokens: 1}), expect(t, prompt(20, 1), 1, model.Sampling{}))
+}
+
+// The client's context ends the request, before, during and after it.
+func TestClientContext(t *testing.T) {
+	e := newEngine(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := e.Submit(ctx, Request{ID: "a", Prompt: prompt(20, 1), MaxTokens: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if a := read(t, s); a.Finish != connector.FinishAbort || !errors.Is(a.Err, errClientGone) {
+		t.Errorf("%+v", a.Output)
+	}
+	s, err = e.Submit(ctx, Request{ID: "b", Prompt: prompt(20, 1), MaxTokens: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, s); a.Finish != connector.FinishAbort {
+		t.Errorf("%+v", a.Output)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	s, err = e.Submit(ctx, Request{ID: "c", Prompt: prompt(20, 1), MaxTokens: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, s); a.Finish != connector.FinishLength {
+		t.Errorf("%+v", a.Output)
+	}
+	cancel()
+	s.Close()
+}
+
+func TestCloseWaitsForRequests(t *testing.T) {
+	e := newEngine(t, nil)
+	s := submit1(t, e, Request{ID: "a", Prompt: prompt(50, 1), MaxTokens: 20})
+	if err := e.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	checkAnswer(t, "drained", read(t, s), expect(t, prompt(50, 1), 20, model.Sampling{}))
+	_, err := e.Submit(t.Context(), Request{ID: "b", Prompt: prompt(5, 1)})
+	var re *RequestError
+	if !errors.As(err, &re) || re.Kind != KindUnavailable || e.Ready() == nil {
+		t.Errorf("after Close: %v, ready %v", err, e.Ready())
+	}
+	if err := e.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCloseGivesUp(t *testing.T) {
+	e := newEngine(t, func(c *Config) { c.MaxRunning = 1 })
+	var streams []*Stream
+	for i := range 3 {
+		streams = append(streams, submit1(t, e, Request{ID: kv.RequestID(fmt.Sprint(i)), Prompt: prompt(50, i), MaxTokens: 1900}))
+	}
+	if e.Ready() != nil {
+		t.Error(e.Ready())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := e.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range streams {
+		if a := read(t, s); a.Finish != connector.FinishAbort || a.Err.Kind != KindUnavailable {
+			t.Errorf("%+v", a.Output)
+		}
+	}
+}
+
+// An engine without requests does nothing at all.
+func TestIdle(t *testing.T) {
+	e := newEngine(t, nil)
+	generate(t, e, Request{ID: "a", Prompt: prompt(20, 1), MaxTokens: 2})
+	before := e.Stats().Wakeups
+	time.Sleep(100 * time.Millisecond)
+	if woke := e.Stats().Wakeups - before - 1; woke != 0 {
+		t.Errorf("the idle loop woke %d times", woke)
+	}
+}
+
+func TestAddressInUse(t *testing.T) {
+	e := newEngine(t, nil)
+	addr := fmt.Sprintf("%s:%d", e.Coordinates().Host, e.Coordinates().Port)
+	_, err := New(Config{Model: tiny(), NumBlocks: 2, SideChannel: addr})
+	if err == nil {
+		t.Fatal("two engines listen at one address")
+	}
+	t.Log(err)
+}

@@ -1,0 +1,330 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// pair is a prefill and a decode engine.
+type pair struct{ p, d *Engine }
+
+func newPair(t *testing.T, change func(*Config)) pair {
+	t.Helper()
+	with := func(role connector.Role) *Engine {
+		return newEngine(t, func(c *Config) {
+			c.Role = role
+			if change != nil {
+				change(c)
+			}
+		})
+	}
+	return pair{p: with(connector.Producer), d: with(connector.Consumer)}
+}
+
+// legs makes the two requests of one hand-off as a router does.
+func (x pair) legs(id string, p []kv.Token, maxTokens int) (prefill, decode Request) {
+	at := x.p.Coordinates()
+	transfer := kv.TransferID("xfer-" + id)
+	prefill = Request{ID: kv.RequestID("cmpl-" + id + "-0-aaaaaaaa"), Prompt: p, MaxTokens: 1,
+		Params: &kv.TransferParams{DoRemoteDecode: true, TransferID: transfer}}
+	decode = Request{ID: kv.RequestID("cmpl-" + id + "-0-bbbbbbbb"), Prompt: p, MaxTokens: maxTokens,
+		Params: &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: at.EngineID, RemoteHost: at.Host, RemotePort: at.Port,
+			TPSize: at.TPSize, PPSize: at.PPSize, RemoteRequestID: kv.RequestID(id), TransferID: transfer}}
+	return prefill, decode
+}
+
+// handOff runs both legs at once and gives both answers.
+func (x pair) handOff(t testing.TB, id string, p []kv.Token, maxTokens int) (prefill, decode answer) {
+	a, b := x.legs(id, p, maxTokens)
+	var wg sync.WaitGroup
+	wg.Go(func() { prefill = generate(t, x.p, a) })
+	wg.Go(func() { decode = generate(t, x.d, b) })
+	wg.Wait()
+	return prefill, decode
+}
+
+// settle waits until an engine holds nothing.
+func settle(t testing.TB, e *Engine) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		s := e.Stats()
+		if s.BlocksFree == s.BlocksTotal && s.Held+s.Running+s.Waiting+s.WaitingRemote == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("blocks are not back: %+v", s)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestPush(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"default": nil,
+		"no prefix cache, other layout": func(c *Config) {
+			c.NoPrefixCache, c.Layout, c.BlockSize = true, model.LBNHC, 8
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := newPair(t, change)
+			for i, n := range []int{1, 15, 16, 17, 100, x.d.MaxContext() - 1} {
+				if n > 100 && testing.Short() {
+					continue
+				}
+				id := fmt.Sprintf("r%d", i)
+				maxTokens := 6
+				if n > 100 {
+					maxTokens = 1
+				}
+				prefill, decode := x.handOff(t, id, prompt(n, 7*i+1), maxTokens)
+				want := expect(t, prompt(n, 7*i+1), maxTokens, model.Sampling{})
+				checkAnswer(t, id+" prefill", prefill, want[:1])
+				checkAnswer(t, id+" decode", decode, want)
+				u := decode.Usage
+				if u.ComputedPrompt != 1 || u.Cached != 0 || u.External != n-1 {
+					t.Errorf("%d tokens: D's usage is %+v", n, u)
+				}
+				f := decode.Transfer
+				if f.Blocks != (n+x.d.cfg.BlockSize-1)/x.d.cfg.BlockSize || f.Transport == "" || f.Why == "" || f.Bytes == 0 {
+					t.Errorf("%d tokens: transfer %+v", n, f)
+				}
+				if p := prefill.Params; p == nil || !p.DoRemotePrefill || p.RemoteEngineID != x.p.Coordinates().EngineID || p.RemoteNumTokens != n {
+					t.Errorf("%d tokens: P answers %+v", n, p)
+				}
+				settle(t, x.p)
+				settle(t, x.d)
+			}
+			if s := x.d.Stats(); s.Peers != 1 || s.Received == 0 || s.ReceiveFailed != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// D's own prefix hit is not transferred again.
+func TestPushBehindPrefixHit(t *testing.T) {
+	x := newPair(t, nil)
+	p := prompt(100, 5)
+	x.handOff(t, "a", p[:70], 1)
+	_, decode := x.handOff(t, "b", p, 4)
+	checkAnswer(t, "behind a hit", decode, expect(t, p, 4, model.Sampling{}))
+	if u, f := decode.Usage, decode.Transfer; u.Cached != 64 || u.External != 35 || u.ComputedPrompt != 1 || f.Blocks != 3 {
+		t.Errorf("usage %+v, transfer %+v", u, f)
+	}
+}
+
+func TestPushMany(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks = 40 })
+	shared := prompt(32, 99)
+	var wg sync.WaitGroup
+	for i := range 12 {
+		p := append(append([]kv.Token{}, shared[:16*(i%3)]...), prompt(10+7*i, i)...)
+		wg.Go(func() {
+			_, decode := x.handOff(t, fmt.Sprintf("r%d", i), p, 3)
+			checkAnswer(t, fmt.Sprintf("r%d", i), decode, expect(t, p, 3, model.Sampling{}))
+		})
+	}
+	wg.Wait()
+	settle(t, x.p)
+	settle(t, x.d)
+}
+
+// Engines of role both push in both directions at once.
+func TestPushBothWays(t *testing.T) {
+	a, b := newEngine(t, nil), newEngine(t, nil)
+	there, back := pair{p: a, d: b}, pair{p: b, d: a}
+	var wg sync.WaitGroup
+	for i := range 4 {
+		p := prompt(33+i, i)
+		for name, x := range map[string]pair{"there": there, "back": back} {
+			wg.Go(func() {
+				_, decode := x.handOff(t, fmt.Sprintf("%s%d", name, i), p, 3)
+				checkAnswer(t, name, decode, expect(t, p, 3, model.Sampling{}))
+			})
+		}
+	}
+	wg.Wait()
+	settle(t, a)
+	settle(t, b)
+}
+
+// D goes away at every stage: nothing is left on either side.
+func TestDecodeAborts(t *testing.T) {
+	x := newPair(t, nil)
+	t.Run("before P has the request", func(t *testing.T) {
+		_, decode := x.legs("early", prompt(50, 1), 5)
+		s := submit1(t, x.d, decode)
+		s.Close()
+		if a := read(t, s); a.Finish != connector.FinishAbort {
+			t.Errorf("%+v", a.Output)
+		}
+		settle(t, x.d)
+	})
+	t.Run("while P prefills", func(t *testing.T) {
+		p := prompt(1500, 2)
+		prefill, decode := x.legs("late", p, 5)
+		d := submit1(t, x.d, decode)
+		s := submit1(t, x.p, prefill)
+		d.Close()
+		if a := read(t, d); a.Finish != connector.FinishAbort {
+			t.Errorf("%+v", a.Output)
+		}
+		s.Close()
+		read(t, s)
+		settle(t, x.p)
+		settle(t, x.d)
+	})
+	t.Run("while it decodes", func(t *testing.T) {
+		prefill, decode := x.legs("decoding", prompt(50, 3), 1500)
+		s, d := submit1(t, x.p, prefill), submit1(t, x.d, decode)
+		read(t, s)
+		if o, err := d.Next(t.Context()); err != nil || len(o.Tokens) == 0 {
+			t.Fatalf("%+v, %v", o, err)
+		}
+		d.Close()
+		if a := read(t, d); a.Finish != connector.FinishAbort || a.Usage.ComputedPrompt != 1 {
+			t.Errorf("%+v", a.Output)
+		}
+		settle(t, x.p)
+		settle(t, x.d)
+	})
+	_, decode := x.handOff(t, "afterwards", prompt(50, 4), 3)
+	checkAnswer(t, "afterwards", decode, expect(t, prompt(50, 4), 3, model.Sampling{}))
+}
+
+// P gives its leg up: D's request ends with an error that says so, at once.
+func TestPrefillAborts(t *testing.T) {
+	x := newPair(t, nil)
+	prefill, decode := x.legs("r", prompt(1800, 1), 5)
+	d, p := submit1(t, x.d, decode), submit1(t, x.p, prefill)
+	p.Close()
+	read(t, p)
+	a := read(t, d)
+	if a.Finish != connector.FinishError || a.Err == nil || a.Err.Kind != KindTransfer {
+		t.Fatalf("%+v", a.Output)
+	}
+	var cause *connector.Error
+	if !errors.As(a.Err, &cause) || cause.Request != decode.ID || a.Err.Phase != string(cause.Phase) {
+		t.Errorf("the error is %v", a.Err)
+	}
+	settle(t, x.p)
+	settle(t, x.d)
+}
+
+func TestHandshakeFails(t *testing.T) {
+	x := newPair(t, nil)
+	_, decode := x.legs("r", prompt(40, 1), 5)
+	decode.Params.RemoteEngineID = "another"
+	a := generate(t, x.d, decode)
+	if a.Finish != connector.FinishError || a.Err == nil || a.Err.Phase != string(connector.PhaseHandshake) {
+		t.Errorf("%+v", a.Output)
+	}
+	settle(t, x.d)
+}
+
+// P closes while D waits: D's request ends.
+func TestPrefillEngineCloses(t *testing.T) {
+	x := newPair(t, nil)
+	x.handOff(t, "first", prompt(20, 1), 2) // so that they are connected
+	_, decode := x.legs("r", prompt(40, 1), 5)
+	d := submit1(t, x.d, decode)
+	if err := x.p.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, d); a.Finish != connector.FinishError || a.Err.Kind != KindTransfer {
+		t.Errorf("%+v", a.Output)
+	}
+	settle(t, x.d)
+}
+
+// The decode engine closes with a bound that is over: a request that waits for KV ends, and P's
+// blocks come back.
+func TestDecodeEngineCloses(t *testing.T) {
+	x := newPair(t, nil)
+	_, decode := x.legs("r", prompt(40, 1), 5)
+	d := submit1(t, x.d, decode)
+	closeNow(t, x.d)
+	if a := read(t, d); a.Finish != connector.FinishAbort || a.Err.Kind != KindUnavailable {
+		t.Errorf("%+v", a.Output)
+	}
+}
+
+// Every fault shows in the tokens.
+func TestInjectedFaults(t *testing.T) {
+	p := prompt(70, 11)
+	want := expect(t, p, 12, model.Sampling{})
+	for _, fault := range KVFaults {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			x := newPair(t, func(c *Config) {
+				c.NoPrefixCache = true
+				if c.Role == connector.Consumer {
+					c.InjectKVFault = []KVFault{fault}
+				}
+			})
+			_, decode := x.handOff(t, "r", p, 12)
+			if decode.Err != nil || same(decode.Tokens, want) {
+				t.Errorf("tokens %v (%v) do not show the fault", decode.Tokens, decode.Err)
+			}
+		})
+	}
+}
+
+// lockedBuffer is a log that tests read while engines write.
+type lockedBuffer struct {
+	mu struct {
+		sync.Mutex
+		bytes.Buffer
+	}
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.Buffer.Write(p)
+}
+
+func TestLogLine(t *testing.T) {
+	var out lockedBuffer
+	x := newPair(t, func(c *Config) {
+		if c.Role == connector.Consumer {
+			c.Log = slog.New(slog.NewJSONHandler(&out, nil))
+		}
+	})
+	_, decode := x.handOff(t, "r", prompt(40, 1), 3)
+	var line map[string]any
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	if err := json.Unmarshal(out.mu.Bytes(), &line); err != nil {
+		t.Fatalf("%v in %s", err, out.mu.String())
+	}
+	for key, want := range map[string]any{
+		"msg": LogFinished, LogID: "cmpl-r-0-bbbbbbbb", LogPromptTokens: 40.0, LogCached: 0.0, LogExternal: 39.0, LogComputedPrompt: 1.0,
+		LogCompletion: 3.0, LogFinish: "length", LogBlocks: 3.0, LogBytes: float64(decode.Transfer.Bytes),
+		LogTransport: decode.Transfer.Transport, LogWhy: decode.Transfer.Why, LogRemoteEngine: string(x.p.Coordinates().EngineID),
+	} {
+		if line[key] != want {
+			t.Errorf("%s is %v, want %v", key, line[key], want)
+		}
+	}
+	for _, key := range []string{LogTransferMS, LogWaitMS, LogGBps} {
+		if v, ok := line[key].(float64); !ok || v < 0 {
+			t.Errorf("%s is %v", key, line[key])
+		}
+	}
+	if _, ok := line[LogError]; ok {
+		t.Errorf("an error without one: %v", line)
+	}
+}
