@@ -22,6 +22,7 @@ type Stats struct {
 	FailuresSent          uint64 // PUSH_FAIL
 
 	// Both
+	Wakeups             uint64 // of the writer
 	Ignored             uint64 // notifications nobody waits for, or that cannot be read
 	NotificationsFailed uint64
 

@@ -142,6 +142,7 @@ type writer struct {
 	lists   map[agent.PeerID]agent.ListID // of peers' memory, prepared at the first WRITE
 	out     connector.WorkerOutput        // not yet read
 	answers []input                       // of actions of the step under way
+	wakeups uint64
 }
 
 // run turns events into inputs until the agent has closed its channel. With nothing waiting it has
@@ -182,6 +183,8 @@ func (x *writer) run() {
 		case outputs <- x.out:
 			x.out = connector.WorkerOutput{Rank: x.cfg.Rank}
 		}
+		x.wakeups++
+		x.publish()
 	}
 }
 
@@ -225,7 +228,12 @@ func (x *writer) step(in input) {
 		}
 	}
 	clear(x.answers)
+}
+
+// publish lets others see the counters.
+func (x *writer) publish() {
 	stats := x.machine.snapshot()
+	stats.Wakeups = x.wakeups
 	x.w.seen.Lock()
 	x.w.seen.stats = stats
 	x.w.seen.Unlock()
