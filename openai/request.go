@@ -15,7 +15,7 @@ type Prompt struct {
 
 // Sampling is how answers are drawn and where they end.
 type Sampling struct {
-	MaxTokens   int     // generated tokens per answer; 0: as many as the context has room for
+	MaxTokens   int     // generated tokens per answer; 0: not told
 	N           int     // answers per prompt, 1 … MaxN
 	Temperature float64 // 0 … MaxTemperature; 0 is greedy
 	TopP        float64 // above 0, up to 1
@@ -58,8 +58,8 @@ type Message struct {
 	Content string
 }
 
-// DefaultCompletionTokens is the max_tokens of /v1/completions when it is not told. A chat has no
-// default but the room in the context.
+// DefaultCompletionTokens is the max_tokens of /v1/completions when it is not told, as far as the
+// context has room. A chat has no default but that room.
 const DefaultCompletionTokens = 16
 
 // ParseCompletion reads and checks a body of /v1/completions. Errors are of type *Error, with
@@ -73,9 +73,6 @@ func ParseCompletion(body []byte) (*CompletionRequest, error) {
 	p.unsupported(completionNeutral)
 	r.Prompts = p.prompts("prompt")
 	r.Sampling = p.sampling()
-	if r.MaxTokens == 0 {
-		r.MaxTokens = DefaultCompletionTokens
-	}
 	r.Output = p.output()
 	if p.err == nil && len(r.Prompts)*r.N > MaxChoices {
 		p.fail(wrongValue("n", "times the number of prompts is %d; at most %d answers per request are possible.",

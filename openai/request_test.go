@@ -13,7 +13,7 @@ import (
 
 func TestParseCompletion(t *testing.T) {
 	seed := int64(-9223372036854775808)
-	plain := Sampling{MaxTokens: 16, N: 1, Temperature: 1, TopP: 1}
+	plain := Sampling{N: 1, Temperature: 1, TopP: 1}
 	for _, c := range []struct {
 		in   string
 		want CompletionRequest
@@ -41,7 +41,7 @@ func TestParseCompletion(t *testing.T) {
 			CompletionRequest{Prompts: []Prompt{{Text: "a"}}, Sampling: plain},
 		},
 		{`{"prompt":"a","stop":["1","2","3","4"]}`, CompletionRequest{Prompts: []Prompt{{Text: "a"}},
-			Sampling: Sampling{MaxTokens: 16, N: 1, Temperature: 1, TopP: 1, Stop: []string{"1", "2", "3", "4"}}}},
+			Sampling: Sampling{N: 1, Temperature: 1, TopP: 1, Stop: []string{"1", "2", "3", "4"}}}},
 		{`{"prompt":"a","prompt":"b"}`, CompletionRequest{Prompts: []Prompt{{Text: "b"}}, Sampling: plain}},
 	} {
 		got, err := ParseCompletion([]byte(c.in))
@@ -230,7 +230,7 @@ func FuzzRequests(f *testing.F) {
 					t.Fatalf("%q: prompt %+v", body, p)
 				}
 			}
-			if c.MaxTokens < 1 || c.N < 1 || len(c.Prompts)*c.N > MaxChoices || len(c.Prompts) == 0 {
+			if c.MaxTokens < 0 || c.N < 1 || len(c.Prompts)*c.N > MaxChoices || len(c.Prompts) == 0 {
 				t.Fatalf("%q: %+v", body, c)
 			}
 		}

@@ -38,7 +38,7 @@ type CompletionChoice struct {
 	Text           string     `json:"text"`
 	Logprobs       *struct{}  `json:"logprobs"`      // always null
 	FinishReason   *string    `json:"finish_reason"` // null until the last chunk
-	StopReason     *string    `json:"stop_reason"`   // the stop string that ended it
+	StopReason     any        `json:"stop_reason"`   // the stop string or stop token that ended it
 	PromptTokenIDs []kv.Token `json:"prompt_token_ids,omitempty"`
 	TokenIDs       []kv.Token `json:"token_ids,omitempty"`
 }
@@ -61,7 +61,7 @@ type ChatChoice struct {
 	Message      ChatMessage `json:"message"`
 	Logprobs     *struct{}   `json:"logprobs"` // always null
 	FinishReason *string     `json:"finish_reason"`
-	StopReason   *string     `json:"stop_reason"`
+	StopReason   any         `json:"stop_reason"` // the stop string or stop token that ended it
 	TokenIDs     []kv.Token  `json:"token_ids,omitempty"`
 }
 
@@ -86,9 +86,9 @@ type ChatChunk struct {
 type ChatDeltaChoice struct {
 	Index        int        `json:"index"`
 	Delta        ChatDelta  `json:"delta"`
-	Logprobs     *struct{}  `json:"logprobs"`      // always null
-	FinishReason *string    `json:"finish_reason"` // null until the last chunk
-	StopReason   *string    `json:"stop_reason,omitempty"`
+	Logprobs     *struct{}  `json:"logprobs"`              // always null
+	FinishReason *string    `json:"finish_reason"`         // null until the last chunk
+	StopReason   any        `json:"stop_reason,omitempty"` // the stop string or stop token that ended it
 	TokenIDs     []kv.Token `json:"token_ids,omitempty"`
 }
 
