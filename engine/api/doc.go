@@ -1,0 +1,41 @@
+// Package api is an engine's HTTP server: the OpenAI endpoints, health, metrics, and what a router
+// asks for.
+//
+//	POST /v1/completions, /v1/chat/completions ──> openai.Parse… ──> Engine.Submit, once per answer
+//	     client <── JSON, or server-sent events <── Stream.Next ──┘
+//	GET  /v1/models       the model and its context
+//	GET  /health          the process lives
+//	GET  /ready           requests are served and the side channel listens
+//	GET  /metrics         Prometheus
+//	GET  /kv/coordinates  engine id, side channel and sizes, for routers (engine.Coordinates)
+//
+// # Requests
+//
+// The header X-Request-Id names a request; without it the server makes 16 hexadecimal digits R. A
+// completion's internal id is `cmpl-R-<prompt index>-<8 hex>`, a chat's `chatcmpl-R-<8 hex>`, and the
+// k-th of n answers has `<k>_` before it: vLLM's rule, by which the two engines of a hand-off know
+// each other's requests (nixl-connector.md, section 14). Config.NoRequestIDSuffix leaves the random
+// hex digits away, as VLLM_DISABLE_REQUEST_ID_RANDOMIZATION does.
+//
+// Several prompts and n become requests of their own. Their kv_transfer_params are without the
+// transfer id then, which names one request only; peers find each other by the ids.
+//
+// An answer with kv_transfer_params carries those of its first request, and only if it is not
+// streamed. With "return_token_ids" the answer has the token ids beside the text.
+//
+// `usage.prompt_tokens_details.cached_tokens` counts prompt tokens that were not computed for the
+// request: from the prefix cache and from a peer, or what the router says that P had cached.
+//
+// A stream's status is sent with its first token, so that a request that fails before gets a status
+// of its own. A later failure is an event {"error": …}, and [DONE] does not follow.
+//
+// # Chats
+//
+// The tokenizer has no role tokens, so a fixed plain-text template stands in for one: each message
+// is `<|role|>`, a line break, its text and a line break; `<|assistant|>` and a line break follow.
+//
+// # Goroutines
+//
+// A request has its HTTP handler's goroutine, which alone writes to the client, and one per answer,
+// which reads a Stream. They end with the handler. When the client goes, the requests are aborted.
+package api

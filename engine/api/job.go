@@ -1,0 +1,156 @@
+package api
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/openai"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// job is one HTTP request as the engine will see it: a child request per answer. Children of one
+// prompt are neighbours; child i answers prompt i/n.
+type job struct {
+	id       string // of the answer: without prompt index and suffix
+	model    string
+	n        int
+	prompts  [][]kv.Token
+	children []engine.Request
+	output   openai.Output
+	params   *kv.TransferParams // of the request
+}
+
+// completionJob turns a checked body into requests. Errors are for asAPIError.
+func (s *Server) completionJob(name string, r *openai.CompletionRequest) (*job, error) {
+	tok := s.engine.Tokenizer()
+	prompts := make([][]kv.Token, len(r.Prompts))
+	for i, p := range r.Prompts {
+		if prompts[i] = p.Tokens; p.Tokens == nil {
+			prompts[i] = tok.Encode(p.Text)
+		}
+	}
+	j := &job{id: "cmpl-" + name, n: r.N, prompts: prompts, output: r.Output}
+	if err := s.prepare(j, r.Model, r.KVTransferParams); err != nil {
+		return nil, err
+	}
+	for i := range j.prompts {
+		limit, err := s.tokenLimit(j.prompts[i], r.MaxTokens, openai.DefaultCompletionTokens, "prompt", "max_tokens")
+		if err != nil {
+			return nil, err
+		}
+		j.add(s.completionID(name, i), j.prompts[i], limit, r.Sampling)
+	}
+	return j, nil
+}
+
+// chatJob turns a checked body into requests. Errors are for asAPIError.
+func (s *Server) chatJob(name string, r *openai.ChatRequest) (*job, error) {
+	prompt := s.engine.Tokenizer().Encode(chatText(r.Messages))
+	j := &job{id: "chatcmpl-" + name, n: r.N, prompts: [][]kv.Token{prompt}, output: r.Output}
+	if err := s.prepare(j, r.Model, r.KVTransferParams); err != nil {
+		return nil, err
+	}
+	limit, err := s.tokenLimit(j.prompts[0], r.MaxTokens, 0, "messages", "max_completion_tokens")
+	if err != nil {
+		return nil, err
+	}
+	j.add(s.chatID(name), j.prompts[0], limit, r.Sampling)
+	return j, nil
+}
+
+// chatText is the fixed template of this package's documentation.
+func chatText(messages []openai.Message) string {
+	var b strings.Builder
+	for _, m := range messages {
+		b.WriteString("<|" + m.Role + "|>\n" + m.Content + "\n")
+	}
+	b.WriteString("<|assistant|>\n")
+	return b.String()
+}
+
+// prepare checks model and hand-off.
+func (s *Server) prepare(j *job, asked string, rawParams json.RawMessage) error {
+	j.model = s.engine.Model().Name
+	if asked != "" && asked != j.model {
+		return &openai.Error{
+			Status: 404, Type: openai.TypeNotFound, Param: "model", Code: openai.CodeModelNotFound,
+			Message: "The model " + quote(asked) + " does not exist here; this engine serves " + quote(j.model) + ".",
+		}
+	}
+	if rawParams == nil {
+		return nil
+	}
+	p, err := wire.ParseTransferParams(rawParams)
+	if err != nil {
+		return err
+	}
+	leg, err := wire.LegOf(&p)
+	if err != nil {
+		return err
+	}
+	if leg == wire.NoLeg {
+		return nil
+	}
+	if err := wire.CheckLeg(&p, s.engine.Coordinates().TransferMode, leg); err != nil {
+		return err
+	}
+	if leg == wire.DecodeLeg && len(p.PromptTokens) > 0 && len(j.prompts) == 1 {
+		j.prompts[0] = p.PromptTokens // as P had them
+	}
+	if j.n*len(j.prompts) > 1 {
+		p.TransferID = "" // it would name several requests
+	}
+	j.params = &p
+	return nil
+}
+
+func quote(s string) string {
+	if len(s) > 100 {
+		s = strings.ToValidUTF8(s[:100], "") + "…"
+	}
+	return "`" + s + "`"
+}
+
+// tokenLimit is the max_tokens of a prompt: what was asked, which must fit, else the default as far
+// as there is room; a default of 0 is all the room.
+func (s *Server) tokenLimit(prompt []kv.Token, asked, otherwise int, promptField, limitField string) (int, error) {
+	most := s.engine.Model().MaxContext
+	room := most - len(prompt)
+	switch {
+	case room < 1:
+		return 0, invalid(promptField, openai.CodeTooLong,
+			"%s has %d tokens; the context of %d has no room for an answer. Shorten it to %d.", promptField, len(prompt), most, most-1)
+	case asked > room:
+		return 0, invalid(limitField, openai.CodeTooLong,
+			"%s is %d; the context of %d tokens has room for %d behind a prompt of %d.", limitField, asked, most, room, len(prompt))
+	case asked > 0:
+		return asked, nil
+	case otherwise > 0:
+		return min(otherwise, room), nil
+	}
+	return room, nil
+}
+
+// add makes the children of one prompt. Each answer has a seed of its own, or all would be alike.
+func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sampling) {
+	for k := range j.n {
+		r := engine.Request{
+			ID: childID(parent, k, j.n), Prompt: prompt, MaxTokens: limit,
+			Sampling: model.Sampling{
+				Temperature: p.Temperature, TopP: p.TopP, TopK: p.TopK, Seed: randomSeed(),
+			},
+			StopStrings: p.Stop, StopTokens: p.StopTokens, IgnoreEOS: p.IgnoreEOS, CacheSalt: p.CacheSalt,
+		}
+		if p.Seed != nil {
+			r.Sampling.Seed = uint64(*p.Seed) + uint64(k)
+		}
+		if j.params != nil {
+			own := *j.params
+			r.Params = &own
+		}
+		j.children = append(j.children, r)
+	}
+}
