@@ -103,8 +103,14 @@ func (t *transfer) next() {
 	})
 }
 
-// arrived delivers the notification and sends the answer on its way.
+// arrived delivers the notification and sends the answer on its way. Who revokes finds the
+// notification queued, or never sees it.
 func (t *transfer) arrived() {
+	if !t.grant.Enter() {
+		t.refuse(errRevoked)
+		return
+	}
+	defer t.grant.Leave()
 	if t.plan.Notif != nil {
 		var arrival *agent.Arrival
 		if t.plan.Op == agent.Write {
