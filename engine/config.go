@@ -63,7 +63,8 @@ type Config struct {
 	// free one. Default 127.0.0.1:0.
 	SideChannel string
 	// AdvertiseHost is the host by which peers reach the side channel, as Coordinates and answers
-	// name it. Default: SideChannel's host; needed if that is every interface.
+	// name it. Default: SideChannel's host; needed if that or AgentListen's is every interface, and
+	// then the agent's host, too.
 	AdvertiseHost string
 	// AgentListen is the HOST:PORT of the transfer agent. Default 127.0.0.1:0.
 	AgentListen string
@@ -192,12 +193,13 @@ func (c Config) Validate() error {
 		bad("registration timeout of %v is below one second", c.RegistrationTimeout)
 	}
 	for _, a := range []struct{ name, addr string }{{"side channel", c.SideChannel}, {"agent", c.AgentListen}} {
-		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+		host, _, err := net.SplitHostPort(a.addr)
+		switch {
+		case err != nil:
 			bad("%s address: %v, use HOST:PORT", a.name, err)
+		case unspecified(host) && c.AdvertiseHost == "":
+			bad("%s address %s is every interface; name the host by which peers reach it", a.name, a.addr)
 		}
-	}
-	if host, _, _ := net.SplitHostPort(c.SideChannel); c.AdvertiseHost == "" && unspecified(host) {
-		bad("side channel %s listens on every interface; name the host by which peers reach it", c.SideChannel)
 	}
 	if c.Transport != TransportAuto && c.Transport != TransportTCP {
 		bad("transport %q is unknown, use auto or tcp", c.Transport)

@@ -45,6 +45,7 @@ func TestConfigValidate(t *testing.T) {
 		"timeout":           func(c *Config) { c.RegistrationTimeout = -1 },
 		"side channel addr": func(c *Config) { c.SideChannel = "here" },
 		"every interface":   func(c *Config) { c.SideChannel = "0.0.0.0:0" },
+		"agent address 0":   func(c *Config) { c.AgentListen = "0.0.0.0:0" },
 		"agent address":     func(c *Config) { c.AgentListen = "there" },
 		`transport "rdma"`:  func(c *Config) { c.Transport = "rdma" },
 		`fault "x"`:         func(c *Config) { c.InjectKVFault = []KVFault{"x"}; c.NoPrefixCache = true },

@@ -12,16 +12,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvferry/kvferry/agent"
-	"github.com/kvferry/kvferry/agent/local"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-var fabric = local.New(local.Config{})
 
 // tiny is the built-in model, made once.
 var tiny = sync.OnceValue(model.Tiny)
@@ -30,7 +26,6 @@ var tiny = sync.OnceValue(model.Tiny)
 func newEngine(t testing.TB, change func(*Config)) *Engine {
 	t.Helper()
 	cfg := Config{Model: tiny(), NumBlocks: 160, Threads: 1}
-	cfg.newAgent = func(c Config) (agent.Agent, error) { return fabric.Agent(agent.Name(c.EngineID)) }
 	if change != nil {
 		change(&cfg)
 	}
@@ -103,18 +98,32 @@ func prompt(n, seed int) []kv.Token {
 	return out
 }
 
+// expected remembers what expect has computed, as functions that do so once.
+var expected sync.Map
+
 // expect is what the model answers alone, computed without an engine.
 func expect(t testing.TB, p []kv.Token, n int, s model.Sampling) []kv.Token {
 	t.Helper()
+	compute := sync.OnceValues(func() ([]kv.Token, error) { return alone(p, n, s) })
+	f, _ := expected.LoadOrStore(fmt.Sprint(p, n, s), compute)
+	out, err := f.(func() ([]kv.Token, error))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func alone(p []kv.Token, n int, s model.Sampling) ([]kv.Token, error) {
 	const blockSize = 16
 	blocks := make([]kv.BlockID, (len(p)+n)/blockSize+1)
 	for i := range blocks {
 		blocks[i] = kv.BlockID(i)
 	}
 	shape := tiny().Config()
-	cache, err := model.NewCache(shape, model.CacheShape{BlockSize: blockSize, NumBlocks: len(blocks)}, make([]byte, model.CacheBytes(shape, blockSize, len(blocks))))
+	cache, err := model.NewCache(shape, model.CacheShape{BlockSize: blockSize, NumBlocks: len(blocks)},
+		make([]byte, model.CacheBytes(shape, blockSize, len(blocks))))
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	runner := model.NewRunner(tiny(), 1)
 	var logits model.Logits
@@ -123,17 +132,17 @@ func expect(t testing.TB, p []kv.Token, n int, s model.Sampling) []kv.Token {
 	start, next := 0, p
 	for range n {
 		if err := runner.Forward(cache, []model.Sequence{{Tokens: next, Start: start, Blocks: blocks, Logits: true}}, &logits); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		start += len(next)
 		c, err := sampler.Choose(logits.Row(0), s, start)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		out = append(out, c.Token)
 		next = out[len(out)-1:]
 	}
-	return out
+	return out, nil
 }
 
 func same(a, b []kv.Token) bool {

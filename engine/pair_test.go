@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/local"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
@@ -69,25 +71,33 @@ func settle(t testing.TB, e *Engine) {
 	}
 }
 
+// longPrompt, if set, stands for the longest prompt that the context allows.
+var longPrompt int
+
+// Tokens are those of the model alone, whatever the prompt's length, and D computes the last prompt
+// token only.
 func TestPush(t *testing.T) {
+	fabric := local.New(local.Config{})
 	for name, change := range map[string]func(*Config){
 		"default": nil,
 		"no prefix cache, other layout": func(c *Config) {
-			c.NoPrefixCache, c.Layout, c.BlockSize = true, model.LBNHC, 8
+			c.NoPrefixCache, c.Layout, c.BlockSize, c.NumBlocks = true, model.LBNHC, 8, 300
+		},
+		"agents in this process, rotated keys": func(c *Config) {
+			c.Keys = model.RotatedKeys
+			c.newAgent = func(c Config) (agent.Agent, error) { return fabric.Agent(agent.Name(c.EngineID)) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			x := newPair(t, change)
-			for i, n := range []int{1, 15, 16, 17, 100, x.d.MaxContext() - 1} {
-				if n > 100 && testing.Short() {
-					continue
-				}
+			long := x.d.MaxContext() - 1
+			if longPrompt > 0 {
+				long = longPrompt
+			}
+			for i, n := range []int{1, 15, 16, 17, 100, long} {
 				id := fmt.Sprintf("r%d", i)
-				maxTokens := 6
-				if n > 100 {
-					maxTokens = 1
-				}
+				maxTokens := min(6, x.d.MaxContext()-n)
 				prefill, decode := x.handOff(t, id, prompt(n, 7*i+1), maxTokens)
 				want := expect(t, prompt(n, 7*i+1), maxTokens, model.Sampling{})
 				checkAnswer(t, id+" prefill", prefill, want[:1])
