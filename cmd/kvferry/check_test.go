@@ -1,0 +1,60 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestCheckAgrees(t *testing.T) {
+	p := launch(t, "up", "--check")
+	code := p.wait()
+	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
+	last := lines[len(lines)-1]
+	if code != 0 || !strings.HasPrefix(last, "check passed: ") {
+		t.Fatalf("exit status %d:\n%s", code, p.output())
+	}
+	if len(lines) != 1 {
+		t.Errorf("the output of a check that passes is not one line:\n%s", p.output())
+	}
+}
+
+// A decode engine that damages what it receives must fail the check.
+func TestCheckSeesDamage(t *testing.T) {
+	p := launch(t, "up", "--check", "--inject-kv-fault", "zero-head")
+	code := p.wait()
+	if code != 1 || !strings.Contains(p.output(), "check FAILED: ") || !strings.Contains(p.output(), "the pair gives") {
+		t.Fatalf("exit status %d:\n%s", code, p.output())
+	}
+}
+
+func TestCheckCasesCoverTheEdges(t *testing.T) {
+	const bs, context = 16, 2048
+	lengths := map[int]bool{}
+	for _, c := range checkCases(bs, context) {
+		for _, p := range c.prompts {
+			lengths[len(p)] = true
+			if len(p) >= context {
+				t.Errorf("%s: a prompt of %d tokens does not fit", c.name, len(p))
+			}
+		}
+	}
+	for _, n := range []int{1, bs - 1, bs, bs + 1, context - 1} {
+		if !lengths[n] {
+			t.Errorf("no prompt of %d tokens", n)
+		}
+	}
+}
+
+func TestPromptsDiffer(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range 100 {
+		p := text(seed, 40)
+		if len(p) != 40 {
+			t.Fatalf("text(%d, 40) has %d characters", seed, len(p))
+		}
+		if other, dup := seen[p]; dup {
+			t.Errorf("seeds %d and %d give the same prompt", other, seed)
+		}
+		seen[p] = seed
+	}
+}

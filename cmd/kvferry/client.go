@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// maxAnswer bounds what is read of one answer or metrics page.
+const maxAnswer = 16 << 20
+
+// completion is what the check needs of an answer to /v1/completions.
+type completion struct {
+	ID      string
+	Tokens  []int
+	Finish  string
+	Headers http.Header
+}
+
+type completionRequest struct {
+	Model          string `json:"model"`
+	Prompt         string `json:"prompt"`
+	MaxTokens      int    `json:"max_tokens"`
+	Temperature    int    `json:"temperature"`
+	ReturnTokenIDs bool   `json:"return_token_ids"`
+	StopTokenIDs   []int  `json:"stop_token_ids,omitempty"`
+	IgnoreEOS      bool   `json:"ignore_eos,omitempty"`
+	Stream         bool   `json:"stream,omitempty"`
+}
+
+type completionChunk struct {
+	ID      string `json:"id"`
+	Choices []struct {
+		TokenIDs     []int  `json:"token_ids"`
+		FinishReason string `json:"finish_reason"`
+	} `json:"choices"`
+	Error *struct {
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+// complete sends one request and reads the whole answer, streamed or not.
+func complete(ctx context.Context, base string, r completionRequest) (*completion, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	limited := io.LimitReader(resp.Body, maxAnswer)
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(limited)
+		return nil, fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
+	}
+	c := &completion{Headers: resp.Header}
+	if r.Stream {
+		return c, c.readStream(limited)
+	}
+	var chunk completionChunk
+	if err := json.NewDecoder(limited).Decode(&chunk); err != nil {
+		return nil, fmt.Errorf("the answer is not JSON: %w", err)
+	}
+	return c, c.add(chunk)
+}
+
+func (c *completion) readStream(r io.Reader) error {
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, maxAnswer)
+	for sc.Scan() {
+		data, ok := strings.CutPrefix(sc.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		if data == "[DONE]" {
+			return nil
+		}
+		var chunk completionChunk
+		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
+			return fmt.Errorf("a streamed chunk is not JSON: %w", err)
+		}
+		if err := c.add(chunk); err != nil {
+			return err
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("the stream ended without [DONE] after %d tokens", len(c.Tokens))
+}
+
+func (c *completion) add(chunk completionChunk) error {
+	if chunk.Error != nil {
+		return fmt.Errorf("error in the answer: %s", chunk.Error.Message)
+	}
+	c.ID = chunk.ID
+	for _, choice := range chunk.Choices {
+		c.Tokens = append(c.Tokens, choice.TokenIDs...)
+		if choice.FinishReason != "" {
+			c.Finish = choice.FinishReason
+		}
+	}
+	return nil
+}
+
+// gauge reads one unlabelled metric of a server.
+func gauge(ctx context.Context, base, name string) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	sc := bufio.NewScanner(io.LimitReader(resp.Body, maxAnswer))
+	for sc.Scan() {
+		if v, ok := strings.CutPrefix(sc.Text(), name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return 0, err
+	}
+	return 0, fmt.Errorf("%s/metrics has no %s", base, name)
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/engine/api"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// engineFlags is the command line of `kvferry engine`.
+type engineFlags struct {
+	listen      string
+	model       string
+	layout      string
+	role        string
+	engineID    string
+	prefixCache bool
+	kvFaults    []string
+	drain       time.Duration
+	randomIDs   bool
+	cfg         engine.Config
+	log         logFlags
+}
+
+func newEngine() *cobra.Command {
+	var f engineFlags
+	cmd := &cobra.Command{
+		Use:   "engine",
+		Short: "Run one engine",
+		Long: "Run one engine with an OpenAI-compatible API. A prefill engine computes prompts and writes their KV\n" +
+			"cache into decode engines; a decode engine receives it and generates. Without hand-off parameters a\n" +
+			"request is served by the engine alone. The engine prints a line beginning with `ready` when requests\n" +
+			"can be sent, and stops on SIGTERM or Ctrl-C after what is promised to a peer has been handed over.",
+		Example: "  kvferry engine --role prefill --listen 127.0.0.1:8001\n" +
+			"  kvferry engine --role decode --listen 127.0.0.1:8002 --blocks 4096 --block-size 32\n" +
+			"  kvferry engine --model ./checkpoint          # a Llama checkpoint: config.json, model.safetensors, tokenizer.json\n" +
+			"  kvferry engine --role prefill --listen 10.0.0.5:8001 --side-channel 10.0.0.5:5600 --agent-listen 10.0.0.5:0",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runEngine(cmd.Context(), cmd.OutOrStdout(), f) },
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:8001", "`HOST:PORT` of the HTTP API; port 0 picks a free one")
+	fl.StringVar(&f.role, "role", "both", "`ROLE` in hand-offs: prefill, decode or both")
+	fl.StringVar(&f.model, "model", model.TinyName, "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
+	fl.StringVar(&f.cfg.ServedName, "served-model-name", "", "`NAME` that clients use; default: the model's own")
+	fl.StringVar(&f.engineID, "engine-id", "", "`ID` that peers know the engine by; default: random at every start")
+	fl.IntVar(&f.cfg.BlockSize, "block-size", 16, "`TOKENS` per KV block")
+	fl.IntVar(&f.cfg.NumBlocks, "blocks", 1024, "KV `BLOCKS` of this engine")
+	fl.StringVar(&f.layout, "layout", "LBHNC", "`LAYOUT` of a KV block: LBHNC (heads outermost) or LBNHC (tokens outermost)")
+	fl.BoolVar(&f.prefixCache, "prefix-cache", true, "keep the KV of finished requests for prompts that begin alike")
+	fl.IntVar(&f.cfg.MaxBatchTokens, "max-batch-tokens", 256, "most `TOKENS` that one step computes")
+	fl.IntVar(&f.cfg.MaxRunning, "max-running", 32, "most `REQUESTS` in one step")
+	fl.IntVar(&f.cfg.MaxQueue, "max-queue", 256, "most `REQUESTS` that wait; more are answered 429")
+	fl.IntVar(&f.cfg.Threads, "threads", 0, "`THREADS` that compute; default: all processors")
+	fl.StringVar(&f.cfg.SideChannel, "side-channel", "127.0.0.1:0", "`HOST:PORT` where peers ask for this engine's metadata")
+	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
+	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
+	fl.StringVar(&f.cfg.Transport, "transport", engine.TransportAuto, "`TRANSPORT` of KV blocks: auto or tcp")
+	fl.DurationVar(&f.cfg.Lease, "lease", 30*time.Second, "how long a finished prompt's blocks are kept for a decode engine that is silent")
+	fl.DurationVar(&f.cfg.RegistrationTimeout, "registration-timeout", 480*time.Second, "how long a request waits for a silent prefill engine")
+	fl.StringVar(&f.cfg.VLLMVersion, "vllm-version", engine.DefaultVLLMVersion, "`VERSION` that enters the compatibility hash")
+	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
+	fl.BoolVar(&f.randomIDs, "request-id-suffix", true, "append a random suffix to request ids, as vLLM does")
+	fl.StringSliceVar(&f.kvFaults, "inject-kv-fault", nil, "damage received KV, for testing: swap-blocks, zero-layer, zero-head, stale-block; needs --prefix-cache=false")
+	fl.DurationVar(&f.drain, "drain", 10*time.Second, "how long requests in flight and promised blocks may take after SIGTERM")
+	f.log.add(fl)
+	return cmd
+}
+
+// config turns the flags into an engine's configuration, loading the model.
+func (f *engineFlags) config() (engine.Config, error) {
+	cfg := f.cfg
+	cfg.EngineID = kv.EngineID(f.engineID)
+	cfg.Role = connector.Role(f.role)
+	cfg.NoPrefixCache = !f.prefixCache
+	for _, k := range f.kvFaults {
+		cfg.InjectKVFault = append(cfg.InjectKVFault, engine.KVFault(k))
+	}
+	var err error
+	if cfg.Layout, err = model.ParseLayout(f.layout); err != nil {
+		return cfg, &usageError{fmt.Errorf("--layout: %w", err)}
+	}
+	if f.model != model.TinyName {
+		if cfg.Model, err = model.Load(f.model); err != nil {
+			return cfg, fmt.Errorf("--model %s: %w", f.model, err)
+		}
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, &usageError{err}
+	}
+	return cfg, nil
+}
+
+func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
+	log, err := f.log.logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	cfg, err := f.config()
+	if err != nil {
+		return err
+	}
+	cfg.Log = log
+	l, err := listen("--listen", f.listen)
+	if err != nil {
+		return err
+	}
+	e, err := engine.New(cfg)
+	if err != nil {
+		_ = l.Close()
+		return err
+	}
+	srv, err := api.New(api.Config{Engine: e, Log: log, NoRequestIDSuffix: !f.randomIDs})
+	if err != nil {
+		_ = l.Close()
+		_ = e.Close(ctx)
+		return err
+	}
+	c := e.Coordinates()
+	fmt.Fprintf(w, "ready engine url=http://%s role=%s model=%s context=%s engine_id=%s side_channel=%s:%d\n",
+		l.Addr(), c.Role, c.Model, strconv.Itoa(e.MaxContext()), c.EngineID, c.Host, c.Port)
+	return serve(ctx, l, srv.Server(), f.drain, e.Close)
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// upFlags is the command line of `kvferry up`.
+type upFlags struct {
+	listen  string
+	check   bool
+	verbose bool
+	pair    pairOptions
+}
+
+func newUp() *cobra.Command {
+	var f upFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a prefill engine, a decode engine and a router on this machine",
+		Long: "Start a prefill engine, a decode engine and a router as three processes. The router listens at\n" +
+			"--listen; the engines pick free loopback ports. One line is printed per request. Ctrl-C stops all\n" +
+			"three. With --check, fixed prompts go through the pair and through one engine alone, the answers are\n" +
+			"compared token by token, and the exit status says whether they agree.",
+		Example: "  kvferry up\n" +
+			"  kvferry up --listen 127.0.0.1:9000 --block-size 32\n" +
+			"  kvferry up --check\n" +
+			"  kvferry up --check --inject-kv-fault zero-head   # must fail: the decode engine damages what it receives",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.check {
+				return runCheck(cmd.Context(), cmd.OutOrStdout(), f)
+			}
+			return runUp(cmd.Context(), cmd.OutOrStdout(), f)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:8000", "`HOST:PORT` of the router")
+	fl.BoolVar(&f.check, "check", false, "compare the pair with one engine, token by token, then stop")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
+	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
+	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto or tcp")
+	fl.IntVar(&f.pair.blockSize, "block-size", 16, "`TOKENS` per KV block")
+	fl.IntVar(&f.pair.blocks, "blocks", 1024, "KV `BLOCKS` of each engine")
+	fl.StringVar(&f.pair.layout, "layout", "LBHNC", "`LAYOUT` of a KV block: LBHNC or LBNHC")
+	fl.StringVar(&f.pair.lease, "lease", "30s", "how long the prefill engine keeps blocks for a decode engine that is silent")
+	fl.StringSliceVar(&f.pair.kvFaults, "inject-kv-fault", nil, "damage received KV on the decode engine: swap-blocks, zero-layer, zero-head, stale-block")
+	return cmd
+}
+
+// runUp runs the pair until ctx ends or one of the three dies.
+func runUp(ctx context.Context, w io.Writer, f upFlags) error {
+	out := newLockedWriter(w)
+	out.verbose = f.verbose
+	f.pair.noDecodeCache = len(f.pair.kvFaults) > 0
+	p, err := startPair(ctx, f.listen, f.pair, out)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	describe(out, p)
+	died := p.died(ctx)
+	if died == nil {
+		out.linef("stopping")
+	}
+	if err := p.stop(); died == nil {
+		died = err
+	}
+	return died
+}
+
+func describe(out *lockedWriter, p *pair) {
+	url := p.router.ready["url"]
+	out.linef("prefill engine  %s  (pid %d)", p.prefill.ready["url"], p.prefill.cmd.Process.Pid)
+	out.linef("decode engine   %s  (pid %d)", p.decode.ready["url"], p.decode.cmd.Process.Pid)
+	out.linef("router          %s  (pid %d)", url, p.router.cmd.Process.Pid)
+	out.linef("")
+	out.linef("try:  curl -s %s/v1/completions -d '{\"model\":\"%s\",\"prompt\":\"%s\",\"max_tokens\":32,\"temperature\":0}'", url, p.decode.ready["model"], text(1, 100))
+	out.linef("ready up url=%s", url)
+}
+
+// elapsed rounds for people.
+func elapsed(start time.Time) string { return fmt.Sprintf("%.1f s", time.Since(start).Seconds()) }

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestUpAnswersAndStops(t *testing.T) {
+	up := serverUp(t, "up", "--listen", "127.0.0.1:0")
+	url := up.ready["url"]
+	prompt := text(1, 100)
+	got, err := complete(context.Background(), url, completionRequest{Model: "kvferry-tiny", Prompt: prompt, MaxTokens: 8, ReturnTokenIDs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Tokens) != 8 {
+		t.Errorf("8 tokens asked for, got %v", got.Tokens)
+	}
+	line := up.waitLine(func(l string) bool { return strings.HasPrefix(l, "request ") })
+	for _, want := range []string{"100 prompt tokens", "7 blocks", "KiB", "over tcp (", "1 computed on D", "8 generated"} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the request line lacks %q: %s", want, line)
+		}
+	}
+	pids := childPIDs(t, up)
+	up.signal(syscall.SIGINT)
+	if code := up.wait(); code != 0 {
+		t.Errorf("exit status %d after Ctrl-C:\n%s", code, up.output())
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
+// childPIDs reads the three process ids that `up` prints.
+func childPIDs(t *testing.T, up *process) []int {
+	t.Helper()
+	var pids []int
+	for _, m := range regexp.MustCompile(`\(pid (\d+)\)`).FindAllStringSubmatch(up.output(), -1) {
+		pid, err := strconv.Atoi(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) != 3 {
+		t.Fatalf("`up` names %d processes, not 3:\n%s", len(pids), up.output())
+	}
+	return pids
+}
+
+func TestUpReportsADeadChild(t *testing.T) {
+	up := serverUp(t, "up", "--listen", "127.0.0.1:0")
+	pids := childPIDs(t, up)
+	_ = syscall.Kill(pids[0], syscall.SIGKILL)
+	if code := up.wait(); code != 1 {
+		t.Errorf("exit status %d", code)
+	}
+	if out := up.output(); !strings.Contains(out, "the prefill engine died: signal: killed") {
+		t.Errorf("the output does not say which child died, and why:\n%s", out)
+	}
+	for _, pid := range pids[1:] {
+		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
+func TestUpKilledLeavesNoChild(t *testing.T) {
+	up := serverUp(t, "up", "--listen", "127.0.0.1:0")
+	pids := childPIDs(t, up)
+	up.kill()
+	eventually(t, "the children die with their parent", func() bool {
+		for _, pid := range pids {
+			if !gone(pid) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// gone is true for a process that does not run: reaped, or a zombie that nobody has reaped yet.
+func gone(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return true
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(rest, "Z")
+}
+
+func TestPortInUseIsOneLine(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	addr := l.Addr().String()
+	for _, args := range [][]string{
+		{"up", "--listen", addr},
+		{"engine", "--listen", addr},
+		{"engine", "--listen", "127.0.0.1:0", "--side-channel", addr},
+		{"engine", "--listen", "127.0.0.1:0", "--agent-listen", addr},
+		{"router", "--listen", addr, "--prefill", "localhost:1", "--decode", "localhost:2"},
+	} {
+		p := launch(t, args...)
+		if code := p.wait(); code != 1 {
+			t.Errorf("%v: exit status %d", args, code)
+		}
+		if out := p.output(); !strings.Contains(out, addr) || !strings.Contains(out, "in use") {
+			t.Errorf("%v: the output does not name the port in use:\n%s", args, out)
+		}
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, tc := range []struct {
+		args string
+		want []string
+	}{
+		{"engine --blok-size 16", []string{"unknown flag: --blok-size", "did you mean --block-size?"}},
+		{"up --chek", []string{"did you mean --check?"}},
+		{"router --prefil x", []string{"did you mean --prefill?"}},
+		{"router", []string{"at least one --prefill URL"}},
+		{"router --prefill ftp://x --decode localhost:1", []string{"ftp://x", "scheme"}},
+		{"engine --role cook", []string{`role "cook"`}},
+		{"engine --layout XYZ", []string{"--layout", "XYZ"}},
+		{"engine --block-size 0 --blocks -3", []string{"number of blocks is -3"}},
+		{"engine --model /does/not/exist", []string{"/does/not/exist"}},
+		{"engine --log-level loud", []string{"loud"}},
+		{"engine extra", []string{"takes no arguments"}},
+		{"enginee", []string{"unknown command", "engine"}},
+	} {
+		p := launch(t, strings.Fields(tc.args)...)
+		if code := p.wait(); code == 0 {
+			t.Errorf("%s: exit status 0", tc.args)
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(p.output(), want) {
+				t.Errorf("%s: output lacks %q:\n%s", tc.args, want, p.output())
+			}
+		}
+	}
+}
+
+func TestHelpShowsExamples(t *testing.T) {
+	for _, args := range []string{"--help", "up --help", "engine --help", "router --help"} {
+		p := launch(t, strings.Fields(args)...)
+		if code := p.wait(); code != 0 || !strings.Contains(p.output(), "Examples:") {
+			t.Errorf("%s: exit status %d, output:\n%s", args, code, p.output())
+		}
+	}
+}
