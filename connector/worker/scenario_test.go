@@ -1,0 +1,309 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/peer"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// The scenarios drive one machine and print everything that it wants done, and when it wants to be
+// called again. Times are seconds since the start.
+//
+//	at t=5                                 let time pass
+//	meta register=d1 blocks=1,2 start=0 tokens=8 transfer=x digest=1 peer=Q
+//	meta finish=p1 blocks=4,5 tokens=8 transfer=x digest=1 lease=30
+//	meta process=p1 | drop=p1 transfer=x | cancel=d1 | beat=d1,x peer=Q | beat=none
+//	connected Q gen=1 [stock] [size=8] [agent=q.0]   connect-failed Q
+//	granted receive=1 [err]     register-failed receive=1
+//	posted push=1 transfer=1 | busy | err            result transfer=1 outcome=done   stopped transfer=1
+//	notify from=q.0 registration=d1 blocks=7,8 start=0 tokens=8 transfer=x digest=1 gen=1 [stock] [tp=2] [engine=Q]
+//	notify from=q.0 completion=d1 n=1 [bytes=128]    notify from=q.0 fail=d1   notify from=q.0 beat=p1,x
+//	notify from=q.0 raw=text    lost agent=q.0 [inbound]    shutdown
+func TestScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
+		s := &scenario{m: newMachine(machineConfig()), start: time.Unix(1000, 0)}
+		s.now = s.start
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			in := s.input(t, d)
+			var b strings.Builder
+			for _, a := range s.m.Step(s.now, in) {
+				fmt.Fprintln(&b, show(a))
+			}
+			if at, ok := s.m.Deadline(); ok {
+				fmt.Fprintf(&b, "next at %v\n", at.Sub(s.start))
+			}
+			return b.String()
+		})
+	})
+}
+
+type scenario struct {
+	m          *machine
+	start, now time.Time
+}
+
+func arg(d *datadriven.TestData, key string) (string, bool) {
+	for _, a := range d.CmdArgs {
+		if a.Key == key {
+			return strings.Join(a.Vals, ","), true
+		}
+	}
+	return "", false
+}
+
+func argInt(t *testing.T, d *datadriven.TestData, key string, def int) int {
+	s, ok := arg(d, key)
+	if !ok {
+		return def
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		d.Fatalf(t, "%s: %v", key, err)
+	}
+	return n
+}
+
+func argBlocks(t *testing.T, d *datadriven.TestData) kv.BlockIDs {
+	s, _ := arg(d, "blocks")
+	var out []kv.BlockID
+	for f := range strings.SplitSeq(strings.Trim(s, "()"), ",") {
+		if f = strings.TrimSpace(f); f == "" {
+			continue
+		}
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			d.Fatalf(t, "blocks: %v", err)
+		}
+		out = append(out, kv.BlockID(n))
+	}
+	return kv.BlockIDs{out}
+}
+
+func argIDs(s string) []kv.RequestID {
+	var out []kv.RequestID
+	for f := range strings.SplitSeq(strings.Trim(s, "()"), ",") {
+		out = append(out, kv.RequestID(strings.TrimSpace(f)))
+	}
+	return out
+}
+
+func addrOf(engine string) connector.PeerAddr {
+	return connector.PeerAddr{Engine: kv.EngineID(engine), Host: strings.ToLower(engine), Port: 5600, TP: 1, PP: 1}
+}
+
+func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
+	transfer, _ := arg(d, "transfer")
+	digest := connector.Digest{byte(argInt(t, d, "digest", 0))}
+	engine := "Q"
+	if p, ok := arg(d, "peer"); ok {
+		engine = p
+	}
+	_, failed := arg(d, "err")
+	switch d.Cmd {
+	case "at":
+		s.now = s.start.Add(time.Duration(argInt(t, d, "t", 0)) * time.Second)
+		return tick{}
+	case "meta":
+		var m connector.StepMeta
+		if id, ok := arg(d, "register"); ok {
+			m.Registrations = []connector.Registration{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Blocks: argBlocks(t, d),
+				StartToken: argInt(t, d, "start", 0), NumTokens: argInt(t, d, "tokens", 0), Digest: digest, Peer: addrOf(engine)}}
+		}
+		if id, ok := arg(d, "finish"); ok {
+			m.Finished = []connector.FinishedBlocks{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Blocks: argBlocks(t, d),
+				NumTokens: argInt(t, d, "tokens", 0), Lease: time.Duration(argInt(t, d, "lease", 30)) * time.Second, Digest: digest}}
+		}
+		if id, ok := arg(d, "process"); ok {
+			m.Processing = argIDs(id)
+		}
+		if id, ok := arg(d, "drop"); ok {
+			m.Dropped = []connector.DroppedRequest{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Reason: "the prefill ended as \"abort\""}}
+		}
+		if id, ok := arg(d, "cancel"); ok {
+			m.Cancels = argIDs(id)
+		}
+		if ids, ok := arg(d, "beat"); ok {
+			m.HasHeartbeats = true
+			if ids != "none" {
+				m.Heartbeats = []connector.HeartbeatGroup{{Peer: addrOf(engine), IDs: argIDs(ids)}}
+			}
+		}
+		return stepMeta{m}
+	case "connected":
+		return connected{addrOf(d.CmdArgs[0].Key), s.connected(t, d)}
+	case "connect-failed":
+		return connectFailed{addrOf(d.CmdArgs[0].Key), errors.New("no answer")}
+	case "granted":
+		in := granted{receive: uint64(argInt(t, d, "receive", 0)), grant: agent.GrantID{byte(argInt(t, d, "receive", 0))}}
+		if failed {
+			in.grant, in.err = agent.GrantID{}, errors.New("too many grants")
+		}
+		return in
+	case "register-failed":
+		return registrationFailed{uint64(argInt(t, d, "receive", 0)), errors.New("the peer is gone")}
+	case "posted":
+		in := posted{push: uint64(argInt(t, d, "push", 0)), transfer: agent.TransferID(argInt(t, d, "transfer", 0))}
+		if _, busy := arg(d, "busy"); busy {
+			in.err = agent.ErrBusy
+		} else if failed {
+			in.err = errors.New("refused")
+		}
+		return in
+	case "result":
+		name, _ := arg(d, "outcome")
+		r := agent.Result{Transfer: agent.TransferID(argInt(t, d, "transfer", 0)), Bytes: 128, Descs: 2}
+		for r.Outcome.String() != name && r.Outcome < 6 {
+			r.Outcome++
+		}
+		return transferResult{r}
+	case "stopped":
+		return transferStopped{agent.Stopped{Transfer: agent.TransferID(argInt(t, d, "transfer", 0))}}
+	case "notify":
+		return s.notification(t, d)
+	case "lost":
+		name, _ := arg(d, "agent")
+		_, inbound := arg(d, "inbound")
+		return peerLost{agent.PeerLost{Peer: agent.PeerID{Name: agent.Name(name), Gen: 1}, Inbound: inbound, Err: errors.New("connection reset")}}
+	case "shutdown":
+		return shutdown{}
+	}
+	d.Fatalf(t, "unknown command %q", d.Cmd)
+	return nil
+}
+
+func (s *scenario) connected(t *testing.T, d *datadriven.TestData) *peer.Connected {
+	engine := d.CmdArgs[0].Key
+	name, ok := arg(d, "agent")
+	if !ok {
+		name = strings.ToLower(engine) + ".0"
+	}
+	meta := &wire.AgentMetadata{EngineID: kv.EngineID(engine), KVCachesBaseAddr: []uint64{1 << 20}, NumBlocks: 100, BlockLens: []int{64},
+		BlockStrides: []int{64}, KVCacheLayout: "LBHNC", BlockSize: argInt(t, d, "size", 4), PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1}
+	if _, stock := arg(d, "stock"); !stock {
+		meta.Extension = &wire.Extension{Version: 1, Instance: "i", Capabilities: Capabilities()}
+	}
+	gen := kv.Generation(argInt(t, d, "gen", 1))
+	return &peer.Connected{Engine: kv.EngineID(engine), Gen: gen, Ranks: []peer.RankPeer{{
+		Agent: agent.Peer{ID: agent.PeerID{Name: agent.Name(name), Gen: gen}, Transport: "local", Why: "test"}, Meta: meta}}}
+}
+
+func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
+	from, _ := arg(d, "from")
+	n := agent.Notification{From: agent.PeerID{Name: agent.Name(from), Gen: 1}}
+	transfer, _ := arg(d, "transfer")
+	engine, ok := arg(d, "engine")
+	if !ok {
+		engine = "Q"
+	}
+	var err error
+	if id, ok := arg(d, "registration"); ok {
+		p := &wire.PushReg{RequestID: kv.RequestID(id), DecodeEngineID: kv.EngineID(engine), DecodeHost: strings.ToLower(engine), DecodePort: 5600,
+			DecodeTPSize: argInt(t, d, "tp", 1), LocalBlockIDs: argBlocks(t, d), TransferID: kv.TransferID(transfer)}
+		if _, stock := arg(d, "stock"); !stock {
+			start := argInt(t, d, "start", 0)
+			p.Extension = &wire.PushRegExtension{Grant: [16]byte{9}, StartToken: start, NumTokens: argInt(t, d, "tokens", 0) - start,
+				PromptDigest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Generation: kv.Generation(argInt(t, d, "gen", 1))}
+		}
+		n.Msg, err = wire.AppendPushReg(nil, p)
+	} else if id, ok := arg(d, "completion"); ok {
+		n.Msg, err = wire.AppendCompletion(nil, wire.Completion{ID: kv.RequestID(id), N: argInt(t, d, "n", 1)})
+		if bytes := argInt(t, d, "bytes", -1); bytes >= 0 {
+			n.Arrival = &agent.Arrival{Bytes: int64(bytes), Took: time.Millisecond}
+		}
+	} else if id, ok := arg(d, "fail"); ok {
+		n.Msg, err = wire.AppendPushFail(nil, wire.PushFail{ID: kv.RequestID(id), TP: 1})
+	} else if ids, ok := arg(d, "beat"); ok {
+		n.Msg, err = wire.AppendHeartbeat(nil, argIDs(ids))
+	} else if raw, ok := arg(d, "raw"); ok {
+		n.Msg = []byte(raw)
+	}
+	if err != nil {
+		d.Fatalf(t, "%v", err)
+	}
+	return notification{n}
+}
+
+// show prints an action.
+func show(a action) string {
+	switch a := a.(type) {
+	case connect:
+		return fmt.Sprintf("connect %s at %s:%d", a.addr.Engine, a.addr.Host, a.addr.Port)
+	case pin:
+		return fmt.Sprintf("pin %s generation %d", a.remote.engine, a.remote.gen)
+	case unpin:
+		return fmt.Sprintf("unpin %s generation %d", a.remote.engine, a.remote.gen)
+	case grant:
+		var at []string
+		for _, r := range a.ranges {
+			at = append(at, fmt.Sprint((r.Addr-4096)/64))
+		}
+		return fmt.Sprintf("grant receive=%d to %s: blocks %s", a.receive, a.peer, strings.Join(at, " "))
+	case revoke:
+		return fmt.Sprintf("revoke %d", a.grant[0])
+	case register:
+		return fmt.Sprintf("register receive=%d to %s: %s", a.receive, a.peer.Name, showMsg(a.msg))
+	case notify:
+		return fmt.Sprintf("notify %s: %s", a.peer.Name, showMsg(a.msg))
+	case post:
+		return fmt.Sprintf("post push=%d to %s: %v -> %v grant %d notif %s", a.push, a.remote.name(), a.plan.Local, a.plan.Remote, a.grant[0], a.notif)
+	case cancel:
+		return fmt.Sprintf("cancel transfer %d", a.transfer)
+	case forget:
+		return fmt.Sprintf("forget the list of %s", a.peer.Name)
+	case lost:
+		return fmt.Sprintf("tell the table that %s is lost", a.peer.Name)
+	case reportSent:
+		if a.Err == nil {
+			return fmt.Sprintf("REPORT sent %s", a.ID)
+		}
+		return fmt.Sprintf("REPORT not sent %s (%s): %s", a.ID, a.Err.Phase, a.Err.Reason)
+	case reportReceived:
+		if a.Err == nil {
+			return fmt.Sprintf("REPORT received %s: %+v", a.ID, a.Transfer)
+		}
+		return fmt.Sprintf("REPORT not received %s (%s): %s", a.ID, a.Err.Phase, a.Err.Reason)
+	case emit:
+		return "event " + showEvent(a.Event)
+	}
+	return fmt.Sprintf("%T", a)
+}
+
+// showEvent prints an event without its empty fields.
+func showEvent(e interface{ Kind() string }) string {
+	out := []string{e.Kind()}
+	v := reflect.ValueOf(e)
+	for i := range v.NumField() {
+		if f := v.Field(i); !f.IsZero() {
+			out = append(out, fmt.Sprintf("%s=%v", strings.ToLower(v.Type().Field(i).Name), f.Interface()))
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func showMsg(b []byte) string {
+	n, err := wire.ParseNotification(b)
+	if err != nil {
+		return err.Error()
+	}
+	p, ok := n.(*wire.PushReg)
+	if !ok {
+		return string(b)
+	}
+	s := fmt.Sprintf("PUSH_REG %s transfer=%q of %s at %s:%d blocks %v", p.RequestID, p.TransferID, p.DecodeEngineID, p.DecodeHost, p.DecodePort, p.LocalBlockIDs)
+	if x := p.Extension; x != nil {
+		s += fmt.Sprintf(" grant %d from token %d, %d tokens, prompt %d, generation %d", x.Grant[0], x.StartToken, x.NumTokens, x.PromptDigest[0], x.Generation)
+	}
+	return s
+}
