@@ -102,7 +102,10 @@ func (q *request) finish() {
 	o, a := q.outcome, q.attempt
 	status := q.status
 	if o.ClientGone {
-		status = 499 // nobody was told
+		status = statusClientGone
+		if q.status == 0 {
+			q.w.WriteHeader(status) // nobody reads it, but net/http would make it a 200
+		}
 	}
 	total := time.Since(q.start)
 	args := []any{
@@ -137,6 +140,9 @@ func (q *request) finish() {
 	q.r.metrics.requests.WithLabelValues(q.plan.API.Path(), route, strconv.Itoa(status), outcomeLabel(o)).Inc()
 	q.r.log.Log(q.req.Context(), level, LogRouted, args...)
 }
+
+// statusClientGone is in logs and metrics only: the client has closed the connection.
+const statusClientGone = 499
 
 // LogRouted is the message of the one log line of every request that was sent to an engine.
 const LogRouted = "request routed"

@@ -16,7 +16,7 @@ import (
 
 func TestPush(t *testing.T) {
 	p := newEngine(t, wire.PrefillLeg, goodPrefill)
-	d := newEngine(t, wire.DecodeLeg, goodDecode)
+	d := newEngine(t, wire.DecodeLeg, goodDecodeAfterPrefill(p))
 	r := pair(t, p, d)
 	for i, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 		resp, got, err := r.post(t, path, `{"prompt":"x", "messages":[], "big":9007199254740993}`,
@@ -61,7 +61,8 @@ func TestPush(t *testing.T) {
 }
 
 func TestWithoutClientID(t *testing.T) {
-	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
+	p := newEngine(t, wire.PrefillLeg, goodPrefill)
+	d := newEngine(t, wire.DecodeLeg, goodDecodeAfterPrefill(p))
 	resp, _, err := pair(t, p, d).post(t, "/v1/completions", `{"prompt":"x"}`)
 	if err != nil || resp.Header.Get("X-Request-Id") != p.legs()[0].id {
 		t.Errorf("%v: the client was told the id %q, the legs had %q", err, resp.Header.Get("X-Request-Id"), p.legs()[0].id)

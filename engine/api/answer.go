@@ -42,6 +42,13 @@ func (a *answer) fail(e *openai.Error) {
 	a.write(openai.AppendEvent(nil, e.AppendJSON(nil)))
 }
 
+// gone ends an answer that nobody waits for. Without a status, net/http would make it a 200.
+func (a *answer) gone() {
+	if !a.committed {
+		a.w.WriteHeader(statusClientGone)
+	}
+}
+
 // chunk streams one output; false means that the client has gone.
 func (a *answer) chunk(child int, t *part, out *engine.Output) bool {
 	if !a.committed {

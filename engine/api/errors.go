@@ -11,6 +11,9 @@ import (
 	"github.com/kvferry/kvferry/wire"
 )
 
+// statusClientGone is in metrics only: the client has closed the connection.
+const statusClientGone = 499
+
 // writeError answers in the API's shape. Nothing must have been written before.
 func writeError(w http.ResponseWriter, e *openai.Error) {
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {

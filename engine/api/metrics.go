@@ -40,7 +40,7 @@ func newMetrics(e backend, inFlight *atomic.Int64) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		http: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "http_requests_total", Help: "HTTP requests by path and status; status 0: the client left before.",
+			Name: prefix + "http_requests_total", Help: "HTTP requests by path and status; 499: the client left.",
 		}, []string{"path", "status"}),
 		firstToken: histogram("first_token_seconds", "HTTP request to first token.", requestBuckets),
 		total:      histogram("request_seconds", "HTTP request to the end of an answer.", requestBuckets),

@@ -122,7 +122,8 @@ func (a *answer) run(ctx context.Context) {
 				left--
 			}
 		case <-ctx.Done():
-			return // the client has gone; nobody waits for an answer
+			a.gone()
+			return
 		}
 	}
 	a.finish()
