@@ -53,9 +53,9 @@ func DecodeWorkerOutput(b []byte) (WorkerOutput, error) {
 func (m *StepMeta) code(c *coder) {
 	c.fields(7)
 	list(c, &m.Registrations, (*Registration).code)
+	list(c, &m.Dropped, (*DroppedRequest).code)
 	list(c, &m.Processing, text[kv.RequestID])
 	list(c, &m.Finished, (*FinishedBlocks).code)
-	list(c, &m.Dropped, (*DroppedRequest).code)
 	list(c, &m.Cancels, text[kv.RequestID])
 	list(c, &m.Heartbeats, (*HeartbeatGroup).code)
 	c.bool(&m.HasHeartbeats)

@@ -74,13 +74,13 @@ type TransferFacts struct {
 type StepMeta struct {
 	// Registrations: D sends these to P, in order.
 	Registrations []Registration
+	// Dropped: P will not deliver these (aborted, failed, no blocks). Whoever registered for one,
+	// or registers later, is told so.
+	Dropped []DroppedRequest
 	// Processing: P has begun to compute these and will finish or drop each.
 	Processing []kv.RequestID
 	// Finished: P's blocks are complete; the lease starts now.
 	Finished []FinishedBlocks
-	// Dropped: P will not deliver these (aborted, failed, no blocks). Whoever registered for one,
-	// or registers later, is told so.
-	Dropped []DroppedRequest
 	// Cancels: D does not want these any more; revoke, then report as failed.
 	Cancels []kv.RequestID
 	// Heartbeats: who waits for whom. A replacement of the whole set: what is not named stops.

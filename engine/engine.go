@@ -135,18 +135,18 @@ func (e *Engine) Ready() error {
 
 // Close refuses new requests at once, lets those that live end until ctx does, aborts the others
 // and stops everything. Blocks held for a peer are waited for until ctx ends, too. It returns when
-// no goroutine of the engine is left and its memory is unmapped; further calls wait for the first
-// and return the same.
+// no goroutine of the engine is left and its memory is unmapped. It may be called again, also to
+// cut an earlier call short; all calls return the same.
 func (e *Engine) Close(ctx context.Context) error {
 	e.closing.Store(true)
+	e.send(drain{})
+	select {
+	case <-e.ended:
+	case <-ctx.Done():
+		e.send(giveUp{})
+		<-e.ended
+	}
 	e.close.Do(func() {
-		e.send(drain{})
-		select {
-		case <-e.ended:
-		case <-ctx.Done():
-			e.send(giveUp{})
-			<-e.ended
-		}
 		close(e.steps)
 		<-e.modeled // nobody computes in the cache any more
 		e.close.err = e.parts.close()

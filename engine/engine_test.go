@@ -417,6 +417,42 @@ func TestCloseGivesUp(t *testing.T) {
 	}
 }
 
+// A second Close with less patience ends the first one's waiting.
+func TestCloseAgainGivesUp(t *testing.T) {
+	e := newEngine(t, nil)
+	s := submit1(t, e, Request{ID: "a", Prompt: prompt(50, 1), MaxTokens: 1900})
+	first := make(chan error)
+	go func() { first <- e.Close(context.Background()) }()
+	closeNow(t, e)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	if a := read(t, s); a.Finish != connector.FinishAbort {
+		t.Errorf("%+v", a.Output)
+	}
+}
+
+// KV that cannot be computed with ends its request with an error, not with tokens.
+func TestDamagedKV(t *testing.T) {
+	e := newEngine(t, nil)
+	p := prompt(64, 1)
+	generate(t, e, Request{ID: "a", Prompt: p, MaxTokens: 1})
+	for l := range tiny().Config().Layers {
+		for b := range e.cfg.NumBlocks {
+			block := e.parts.cache.Block(l, kv.BlockID(b))
+			for i := range block {
+				block[i] = 0xff // NaN
+			}
+		}
+	}
+	a := generate(t, e, Request{ID: "b", Prompt: p, MaxTokens: 1})
+	if a.Usage.Cached == 0 || a.Finish != connector.FinishError || a.Err.Kind != KindInternal || !errors.Is(a.Err, model.ErrNotFinite) || len(a.Tokens) != 0 {
+		t.Errorf("%+v", a.Output)
+	}
+	q := prompt(64, 2)
+	checkAnswer(t, "another", generate(t, e, Request{ID: "c", Prompt: q, MaxTokens: 2}), expect(t, q, 2, model.Sampling{}))
+}
+
 // An engine without requests does nothing at all.
 func TestIdle(t *testing.T) {
 	e := newEngine(t, nil)

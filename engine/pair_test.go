@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -210,6 +211,47 @@ func TestDecodeAborts(t *testing.T) {
 		settle(t, x.p)
 		settle(t, x.d)
 	})
+	_, decode := x.handOff(t, "afterwards", prompt(50, 4), 3)
+	checkAnswer(t, "afterwards", decode, expect(t, prompt(50, 4), 3, model.Sampling{}))
+}
+
+// Clients of either leg go away at any time: what is answered is right as far as it goes, and
+// nothing is left.
+func TestClientsLeave(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks = 60 })
+	rng := rand.New(rand.NewPCG(1, 2))
+	var wg sync.WaitGroup
+	for i := range 24 {
+		p := prompt(20+rng.IntN(60), i)
+		patience := [2]int{rng.IntN(5), rng.IntN(5)} // outputs read before the client leaves; 4: it stays
+		prefill, decode := x.legs(fmt.Sprintf("r%d", i), p, 4)
+		want := expect(t, p, 4, model.Sampling{})
+		for leg, r := range []Request{prefill, decode} {
+			e, reads := []*Engine{x.p, x.d}[leg], patience[leg]
+			wg.Go(func() {
+				s := submit1(t, e, r)
+				var got []kv.Token
+				for range reads {
+					o, err := s.Next(t.Context())
+					if err != nil {
+						break
+					}
+					got = append(got, o.Tokens...)
+				}
+				if reads < 4 {
+					s.Close()
+				}
+				a := read(t, s)
+				got = append(got, a.Tokens...)
+				if len(got) > len(want) || !same(got, want[:len(got)]) {
+					t.Errorf("%s: %v, want %v", r.ID, got, want)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	settle(t, x.p)
+	settle(t, x.d)
 	_, decode := x.handOff(t, "afterwards", prompt(50, 4), 3)
 	checkAnswer(t, "afterwards", decode, expect(t, prompt(50, 4), 3, model.Sampling{}))
 }

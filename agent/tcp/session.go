@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -71,9 +72,11 @@ func (s *session) fault(err error) error {
 	return &agent.PeerError{Peer: s.id.Name, Phase: "connection", Err: err}
 }
 
-// ended is the end of one stream's goroutine. A data stream that ends takes the session with it,
-// after the control stream's last words; the last goroutine tells the user.
+// ended is the end of one stream's goroutine. It takes the session with it, at once if the peer did
+// what is not allowed, after the control stream's last words if it is gone; the last goroutine
+// tells the user.
 func (s *session) ended(c *conn, stream int, err error) {
+	gone := isGone(err)
 	if err == nil {
 		err = errors.New("the peer closed the connection")
 	}
@@ -88,7 +91,7 @@ func (s *session) ended(c *conn, stream int, err error) {
 	for i, other := range s.mu.streams {
 		switch {
 		case other == nil:
-		case i == 0:
+		case i == 0 && gone:
 			_ = other.SetReadDeadline(time.Now().Add(lastWords))
 		default:
 			_ = other.Close()
@@ -102,6 +105,12 @@ func (s *session) ended(c *conn, stream int, err error) {
 		s.a.dismiss(s)
 		s.share.Lost(s.fault(err))
 	}
+}
+
+// isGone tells a peer that went from one that is thrown out.
+func isGone(err error) bool {
+	var errno syscall.Errno
+	return err == nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &errno)
 }
 
 // close ends the session at once. tell is whether the user wants a PeerLost.

@@ -62,7 +62,7 @@ func (h *Half) cancel(q *request, err *connector.Error) {
 	q.state = cancelling
 	h.watchdogs.Remove(&q.watchdog)
 	h.heartbeats.remove(q)
-	h.meta.Cancels = append(h.meta.Cancels, q.id)
+	h.cancels = append(h.cancels, q)
 	h.stats.Cancelled++
 }
 

@@ -47,10 +47,12 @@ type Half struct {
 	cfg      Config
 	requests map[kv.RequestID]*request
 
-	// What the next Metadata carries, in the order in which it came about. Entries that have moved
-	// on since then are skipped there.
+	// What the next Metadata carries, in the order in which it came about. Requests that have moved
+	// on since then are left out there, so that an id that is used again is not taken for an old one.
 	registrations []*request
-	meta          connector.StepMeta
+	processing    []*request
+	cancels       []*request
+	meta          connector.StepMeta // Dropped and Finished
 	heartbeats    heartbeats
 
 	watchdogs deadline.Queue[*request]
@@ -126,7 +128,7 @@ func (h *Half) Allocated(now time.Time, id kv.RequestID, blocks kv.BlockIDs, com
 	switch q.state {
 	case arrived:
 		q.state = processing
-		h.meta.Processing = append(h.meta.Processing, id)
+		h.processing = append(h.processing, q)
 	case waiting:
 		if external <= 0 {
 			h.forget(q)
@@ -173,7 +175,17 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 		q.registration = connector.Registration{}
 		q.state = shipped
 	}
-	h.registrations = nil
+	for _, q := range h.processing {
+		if q.state == processing || q.state == held {
+			m.Processing = append(m.Processing, q.id)
+		}
+	}
+	for _, q := range h.cancels {
+		if q.state == cancelling {
+			m.Cancels = append(m.Cancels, q.id)
+		}
+	}
+	h.registrations, h.processing, h.cancels = nil, nil, nil
 	if h.heartbeats.changed {
 		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
 	}

@@ -27,7 +27,7 @@ func (h *Half) Stats() Stats {
 	s := h.stats
 	s.Requests = len(h.requests)
 	s.Heartbeats = len(h.heartbeats.waiting)
-	s.PendingMeta = len(h.registrations) + len(h.meta.Processing) + len(h.meta.Finished) + len(h.meta.Dropped) + len(h.meta.Cancels)
+	s.PendingMeta = len(h.registrations) + len(h.processing) + len(h.cancels) + len(h.meta.Finished) + len(h.meta.Dropped)
 	for _, q := range h.requests {
 		switch q.state {
 		case held:

@@ -103,14 +103,14 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 	for _, r := range s.Registrations {
 		m.startReceive(now, r)
 	}
+	for _, d := range s.Dropped {
+		m.dropRequest(now, d)
+	}
 	for _, id := range s.Processing {
 		m.startPrefill(id)
 	}
 	for _, f := range s.Finished {
 		m.startHold(now, f)
-	}
-	for _, d := range s.Dropped {
-		m.dropRequest(now, d)
 	}
 	for _, id := range s.Cancels {
 		m.cancelReceive(id)

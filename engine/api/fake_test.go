@@ -133,9 +133,6 @@ func say(words ...string) func(engine.Request) []engine.Output {
 	}
 }
 
-// silent never answers.
-func silent(engine.Request) []engine.Output { return nil }
-
 func failing(kind engine.ErrorKind, phase string, before ...engine.Output) func(engine.Request) []engine.Output {
 	return func(r engine.Request) []engine.Output {
 		err := &engine.RequestError{Request: r.ID, Kind: kind, Phase: phase, Err: errors.New("it broke")}
