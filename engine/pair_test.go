@@ -218,7 +218,8 @@ func TestDecodeAborts(t *testing.T) {
 // Clients of either leg go away at any time: what is answered is right as far as it goes, and
 // nothing is left.
 func TestClientsLeave(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks = 60 })
+	// A D that leaves does not tell P, whose lease must end then.
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 60, time.Second })
 	rng := rand.New(rand.NewPCG(1, 2))
 	var wg sync.WaitGroup
 	for i := range 24 {
