@@ -1,0 +1,376 @@
+package scheduler
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// model is a dumb engine around a Half: it remembers what it was promised and complains when a
+// promise is broken. It shares no code with the Half.
+type model struct {
+	t     *rapid.T
+	h     *Half
+	ranks int
+	now   time.Time
+
+	running map[kv.RequestID]*modelRequest // arrived, the engine has not finished it
+	held    map[kv.RequestID]*modelRequest // finished, an outcome is owed
+	workers []map[kv.RequestID]*modelWork  // per rank: what it was told to do and has not reported
+}
+
+type modelRequest struct {
+	id        kv.RequestID
+	producer  bool
+	prompt    int
+	allocated bool
+	pending   bool // D: allocated with external tokens, Received or ReceiveFailed is owed
+	bornAt    time.Time
+	reports   int
+	failed    bool // a rank said so
+	shipped   bool
+}
+
+// modelWork is one rank's part; it outlives the request in the engine.
+type modelWork struct {
+	of        *modelRequest
+	producer  bool
+	cancelled bool
+}
+
+func TestLedgerAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ranks := rapid.IntRange(1, 3).Draw(t, "ranks")
+		h, err := New(Config{Engine: "E", Host: "e", Port: 1, TP: ranks, Role: connector.Both, BlockSize: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &model{t: t, h: h, ranks: ranks, now: time.Unix(1000, 0), running: map[kv.RequestID]*modelRequest{}, held: map[kv.RequestID]*modelRequest{}}
+		for range ranks {
+			m.workers = append(m.workers, map[kv.RequestID]*modelWork{})
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"arrive":   m.arrive,
+			"allocate": m.allocate,
+			"finish":   m.finish,
+			"metadata": m.metadata,
+			"report":   m.report,
+			"garbage":  m.garbage,
+			"time":     m.time,
+			"":         m.check,
+		})
+		m.drain()
+	})
+}
+
+func (m *model) id(t *rapid.T) kv.RequestID {
+	return kv.RequestID(rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(t, "id"))
+}
+
+func (m *model) arrive(t *rapid.T) {
+	id := m.id(t)
+	q := &modelRequest{id: id, producer: rapid.Bool().Draw(t, "producer"), prompt: rapid.IntRange(1, 20).Draw(t, "prompt"), bornAt: m.now}
+	r := connector.Request{ID: id, PromptTokens: q.prompt, Params: kv.TransferParams{DoRemoteDecode: true}}
+	if !q.producer {
+		r.Params = kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P", RemoteRequestID: "R", RemoteHost: "p", RemotePort: 1, TPSize: m.ranks}
+	}
+	err := m.h.Arrived(m.now, r)
+	// A local request that is over for the Half may still run in the engine under its id; the
+	// engine never lets two live requests have one id.
+	if m.running[id] != nil || m.held[id] != nil {
+		if err == nil && m.held[id] != nil {
+			t.Fatalf("request %s was taken while its blocks are held", id)
+		}
+		if err == nil {
+			m.h.Finished(m.now, id, connector.FinishAbort, nil, 0)
+			// The Half had forgotten the running one; what it took now it forgets again.
+		}
+		return
+	}
+	if err != nil {
+		t.Fatalf("request %s: %v", id, err)
+	}
+	m.running[id] = q
+}
+
+func (m *model) pick(t *rapid.T, of map[kv.RequestID]*modelRequest) *modelRequest {
+	if len(of) == 0 {
+		t.Skip("none")
+	}
+	return of[rapid.SampledFrom(slices.Sorted(maps.Keys(of))).Draw(t, "request")]
+}
+
+func (m *model) allocate(t *rapid.T) {
+	q := m.pick(t, m.running)
+	computed := 4 * rapid.IntRange(0, (q.prompt-1)/4).Draw(t, "hit")
+	external := m.h.External(q.id, computed)
+	switch {
+	case (q.producer || q.allocated) && external != 0:
+		t.Fatalf("%d external tokens for request %s, which has none left", external, q.id)
+	case !q.producer && !q.allocated && external != q.prompt-computed:
+		t.Fatalf("%d external tokens for request %s with %d of %d computed", external, q.id, computed, q.prompt)
+	}
+	if q.pending {
+		t.Skip("waits for KV") // an engine never allocates for it again
+	}
+	if !q.allocated && rapid.Bool().Draw(t, "full hit") {
+		external = 0
+	}
+	blocks := make([]kv.BlockID, (q.prompt+3)/4+rapid.IntRange(0, 2).Draw(t, "more blocks"))
+	if rapid.IntRange(0, 9).Draw(t, "misfit") == 0 {
+		blocks = blocks[:0]
+	}
+	m.h.Allocated(m.now, q.id, kv.BlockIDs{blocks}, computed, external)
+	q.allocated = true
+	q.pending = external > 0
+}
+
+func (m *model) finish(t *rapid.T) {
+	q := m.pick(t, m.running)
+	reason := rapid.SampledFrom([]connector.FinishReason{connector.FinishAbort, connector.FinishLength, connector.FinishStop, connector.FinishError}).Draw(t, "reason")
+	if q.pending {
+		reason = connector.FinishAbort
+	}
+	n := rapid.IntRange(0, 6).Draw(t, "blocks")
+	hold, params := m.h.Finished(m.now, q.id, reason, kv.BlockIDs{make([]kv.BlockID, n)}, 4*n)
+	done := reason == connector.FinishLength || reason == connector.FinishStop
+	wantHold := q.producer && done && n > 0 || q.pending && q.shipped
+	if hold != wantHold {
+		t.Fatalf("request %+v ends as %s with %d blocks: hold %v", *q, reason, n, hold)
+	}
+	if (params != nil) != (q.producer && done) {
+		t.Fatalf("request %+v ends as %s: params %v", *q, reason, params)
+	}
+	delete(m.running, q.id)
+	if hold {
+		m.held[q.id] = q
+		if rapid.Bool().Draw(t, "abort again") {
+			if again, _ := m.h.Finished(m.now, q.id, connector.FinishAbort, nil, 0); !again {
+				t.Fatalf("a second end gives up the hold of %s", q.id)
+			}
+		}
+	}
+}
+
+func (m *model) metadata(t *rapid.T) {
+	meta, ok := m.h.Metadata(m.now)
+	if ok != (len(meta.Registrations)+len(meta.Dropped)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
+		t.Fatalf("metadata %v: %+v", ok, meta)
+	}
+	for _, r := range meta.Registrations {
+		q := m.running[r.ID]
+		if q == nil || !q.pending || q.shipped {
+			t.Fatalf("registration of %s, which does not wait", r.ID)
+		}
+		q.shipped = true
+		m.give(r.ID, &modelWork{of: q})
+		if want := (q.prompt+3)/4 - r.StartToken/4; len(r.Blocks) != 1 || len(r.Blocks[0]) != want {
+			t.Fatalf("registration of %v for tokens %d to %d", r.Blocks, r.StartToken, q.prompt)
+		}
+	}
+	for _, f := range meta.Finished {
+		q := m.held[f.ID]
+		if q == nil || !q.producer {
+			t.Fatalf("finished %s, which is not held", f.ID)
+		}
+		m.give(f.ID, &modelWork{of: q, producer: true})
+	}
+	for _, id := range meta.Cancels {
+		for _, w := range m.workers {
+			if x := w[id]; x != nil {
+				x.cancelled = true
+			}
+		}
+	}
+	waiting := 0
+	for _, q := range m.running {
+		if !q.producer && (!q.allocated || q.pending && !q.failed) {
+			waiting++
+		}
+	}
+	if meta.HasHeartbeats && waiting == 0 && len(meta.Heartbeats) > 0 {
+		t.Fatalf("heartbeats %v for nobody", meta.Heartbeats)
+	}
+}
+
+func (m *model) give(id kv.RequestID, w *modelWork) {
+	for i := range m.workers {
+		if m.workers[i][id] != nil {
+			m.t.Fatalf("rank %d was given %s twice", i, id)
+		}
+		x := *w
+		m.workers[i][id] = &x
+	}
+}
+
+func (m *model) report(t *rapid.T) {
+	rank := rapid.IntRange(0, m.ranks-1).Draw(t, "rank")
+	if len(m.workers[rank]) == 0 {
+		t.Skip("nothing to report")
+	}
+	id := rapid.SampledFrom(slices.Sorted(maps.Keys(m.workers[rank]))).Draw(t, "work")
+	m.tell(rank, id, rapid.IntRange(0, 3).Draw(t, "fails") == 0)
+}
+
+func (m *model) tell(rank int, id kv.RequestID, fails bool) {
+	w := m.workers[rank][id]
+	delete(m.workers[rank], id)
+	fails = fails || w.cancelled
+	out := connector.WorkerOutput{Rank: kv.Rank{TP: rank}}
+	var err *connector.Error
+	if fails {
+		err = &connector.Error{Request: id, Phase: connector.PhaseTransfer, Reason: "it broke"}
+	}
+	if w.producer {
+		out.Sent = []connector.SentReport{{ID: id, Err: err}}
+	} else {
+		out.Recv = []connector.ReceiveReport{{ID: id, Err: err}}
+	}
+	w.of.reports++
+	w.of.failed = w.of.failed || fails
+	m.outcomes(m.h.Update(m.now, out))
+}
+
+func (m *model) garbage(t *rapid.T) {
+	id := kv.RequestID("nobody")
+	rank := kv.Rank{TP: rapid.IntRange(-1, m.ranks).Draw(t, "rank"), PP: rapid.IntRange(0, 1).Draw(t, "stage")}
+	if out := m.h.Update(m.now, connector.WorkerOutput{Rank: rank, Sent: []connector.SentReport{{ID: id}}, Recv: []connector.ReceiveReport{{ID: id}}}); out != nil {
+		t.Fatalf("outcomes of nothing: %v", out)
+	}
+}
+
+func (m *model) time(t *rapid.T) {
+	m.now = m.now.Add(time.Duration(rapid.IntRange(0, 300).Draw(t, "seconds")) * time.Second)
+	m.outcomes(m.h.Expire(m.now))
+	if at, ok := m.h.Deadline(); ok && !at.After(m.now) {
+		t.Fatalf("the deadline %v is not after now, %v", at, m.now)
+	}
+}
+
+// outcomes checks what the engine is told against what it was promised.
+func (m *model) outcomes(out []connector.Outcome) {
+	for _, o := range out {
+		switch o.Kind {
+		case connector.Released:
+			q := m.held[o.ID]
+			if q == nil {
+				m.t.Fatalf("%s is released but not held", o.ID)
+			}
+			if q.reports != m.ranks {
+				m.t.Fatalf("%s is released after %d of %d reports", o.ID, q.reports, m.ranks)
+			}
+			if q.producer && (o.Err != nil) != q.failed {
+				m.t.Fatalf("%s is released with %v; a rank failed: %v", o.ID, o.Err, q.failed)
+			}
+			delete(m.held, o.ID)
+		default:
+			q := m.running[o.ID]
+			if q == nil || !q.pending {
+				m.t.Fatalf("outcome %+v of a request that does not wait", o)
+			}
+			if q.shipped && q.reports != m.ranks {
+				m.t.Fatalf("outcome %+v after %d of %d reports: somebody may still write", o, q.reports, m.ranks)
+			}
+			if o.Kind == connector.Received && (q.failed || !q.shipped || o.Err != nil) {
+				m.t.Fatalf("%s is received although a rank failed", o.ID)
+			}
+			if o.Kind == connector.ReceiveFailed && o.Err == nil {
+				m.t.Fatalf("%s failed without a reason", o.ID)
+			}
+			q.pending = false
+		}
+	}
+}
+
+func (m *model) check(t *rapid.T) {
+	s := m.h.Stats()
+	if s.Requests > len(m.running)+len(m.held) {
+		t.Fatalf("the ledger has %d requests, the engine %d running and %d held", s.Requests, len(m.running), len(m.held))
+	}
+	if s.HeldNow > len(m.held) {
+		t.Fatalf("the ledger holds %d, the engine %d", s.HeldNow, len(m.held))
+	}
+}
+
+// drain ends everything: afterwards every promise is kept and nothing is left.
+func (m *model) drain() {
+	for range 3 {
+		m.metadata(m.t)
+		for rank := range m.workers {
+			for _, id := range slices.Sorted(maps.Keys(m.workers[rank])) {
+				m.tell(rank, id, false)
+			}
+		}
+		for _, id := range slices.Sorted(maps.Keys(m.running)) {
+			q := m.running[id]
+			if hold, _ := m.h.Finished(m.now, id, connector.FinishAbort, nil, 0); hold {
+				m.held[id] = q
+			}
+			delete(m.running, id)
+		}
+		m.outcomes(m.h.Expire(m.now))
+	}
+	if len(m.held) > 0 {
+		m.t.Fatalf("blocks are held for ever: %v", slices.Collect(maps.Keys(m.held)))
+	}
+	s := m.h.Stats()
+	if s.Requests != 0 || s.Heartbeats != 0 || m.h.Pending() {
+		m.t.Fatalf("left over: %+v", s)
+	}
+	if at, ok := m.h.Deadline(); ok {
+		m.t.Fatalf("a deadline is left: %v", at)
+	}
+	_, _ = m.h.Metadata(m.now)
+	if meta, ok := m.h.Metadata(m.now); ok {
+		m.t.Fatalf("metadata without a cause: %+v", meta)
+	}
+}
+
+// A ledger that is full refuses, and takes again when there is room.
+func TestLedgerIsBounded(t *testing.T) {
+	h, err := New(Config{Engine: "E", Host: "e", Port: 1, Role: connector.Both, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrive := func(i int) error {
+		return h.Arrived(time.Unix(0, 0), connector.Request{ID: kv.RequestID(fmt.Sprint(i)), PromptTokens: 1, Params: kv.TransferParams{DoRemoteDecode: true}})
+	}
+	for i := range maxRequests {
+		if err := arrive(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e, ok := arrive(maxRequests).(*connector.Error); !ok || e.Phase != connector.PhaseLimit {
+		t.Errorf("one too many: %v", e)
+	}
+	h.Finished(time.Unix(0, 0), "7", connector.FinishAbort, nil, 0)
+	if err := arrive(maxRequests); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	good := Config{Engine: "E", Host: "e", Port: 1, Role: connector.Both, BlockSize: 4}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*Config){
+		"Engine": func(c *Config) { c.Engine = "" }, "Host": func(c *Config) { c.Host = "" }, "Port": func(c *Config) { c.Port = 70000 },
+		"TP": func(c *Config) { c.TP = -1 }, "ranks": func(c *Config) { c.TP, c.PP = maxRanks, 2 }, "Role": func(c *Config) { c.Role = "x" },
+		"BlockSize": func(c *Config) { c.BlockSize = 0 }, "Lease": func(c *Config) { c.Lease = -1 },
+		"RegistrationTimeout": func(c *Config) { c.RegistrationTimeout = -1 },
+	} {
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: accepted %+v", name, c)
+		}
+	}
+}
