@@ -2,6 +2,7 @@ package core
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"testing"
@@ -12,6 +13,9 @@ import (
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
 )
+
+// A run of the properties here costs microseconds, so that many fit into a second.
+func init() { _ = flag.Set("rapid.checks", "1500") }
 
 // world drives a machine with a fake model and fake peers and checks everything that it does.
 type world struct {
