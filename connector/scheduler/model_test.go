@@ -24,6 +24,7 @@ type model struct {
 	running map[kv.RequestID]*modelRequest // arrived, the engine has not finished it
 	held    map[kv.RequestID]*modelRequest // finished, an outcome is owed
 	workers []map[kv.RequestID]*modelWork  // per rank: what it was told to do and has not reported
+	last    connector.WorkerOutput         // the last report
 }
 
 type modelRequest struct {
@@ -36,6 +37,9 @@ type modelRequest struct {
 	reports   int
 	failed    bool // a rank said so
 	shipped   bool
+	deadline  time.Time // D: of its watchdog
+	givenUp   bool      // D: nobody wants it any more
+	cancelled bool      // D: the workers were told so
 }
 
 // modelWork is one rank's part; it outlives the request in the engine.
@@ -63,6 +67,7 @@ func TestLedgerAgainstModel(t *testing.T) {
 			"metadata": m.metadata,
 			"report":   m.report,
 			"garbage":  m.garbage,
+			"again":    m.again,
 			"time":     m.time,
 			"":         m.check,
 		})
@@ -130,6 +135,7 @@ func (m *model) allocate(t *rapid.T) {
 	m.h.Allocated(m.now, q.id, kv.BlockIDs{blocks}, computed, external)
 	q.allocated = true
 	q.pending = external > 0
+	q.deadline = m.now.Add(connector.DefaultRegistrationTimeout)
 }
 
 func (m *model) finish(t *rapid.T) {
@@ -151,6 +157,7 @@ func (m *model) finish(t *rapid.T) {
 	delete(m.running, q.id)
 	if hold {
 		m.held[q.id] = q
+		q.givenUp = q.givenUp || !q.producer
 		if rapid.Bool().Draw(t, "abort again") {
 			if again, _ := m.h.Finished(m.now, q.id, connector.FinishAbort, nil, 0); !again {
 				t.Fatalf("a second end gives up the hold of %s", q.id)
@@ -183,9 +190,24 @@ func (m *model) metadata(t *rapid.T) {
 		m.give(f.ID, &modelWork{of: q, producer: true})
 	}
 	for _, id := range meta.Cancels {
+		q := m.running[id]
+		if q == nil {
+			q = m.held[id]
+		}
+		if q == nil || q.producer || !q.givenUp || q.cancelled {
+			t.Fatalf("cancel of %s, which is %+v", id, q)
+		}
+		q.cancelled = true
 		for _, w := range m.workers {
 			if x := w[id]; x != nil {
 				x.cancelled = true
+			}
+		}
+	}
+	for _, of := range []map[kv.RequestID]*modelRequest{m.running, m.held} {
+		for id, q := range of {
+			if q.givenUp && q.shipped && !q.cancelled && (q.pending || of[id] == m.held[id]) {
+				t.Fatalf("%s is given up and the workers are not told", id)
 			}
 		}
 	}
@@ -234,7 +256,9 @@ func (m *model) tell(rank int, id kv.RequestID, fails bool) {
 		out.Recv = []connector.ReceiveReport{{ID: id, Err: err}}
 	}
 	w.of.reports++
+	m.last = out
 	w.of.failed = w.of.failed || fails
+	w.of.givenUp = w.of.givenUp || fails && !w.producer
 	m.outcomes(m.h.Update(m.now, out))
 }
 
@@ -247,11 +271,38 @@ func (m *model) garbage(t *rapid.T) {
 }
 
 func (m *model) time(t *rapid.T) {
-	m.now = m.now.Add(time.Duration(rapid.IntRange(0, 300).Draw(t, "seconds")) * time.Second)
+	m.now = m.now.Add(time.Duration(rapid.SampledFrom([]int{0, 1, 200, 480, 481}).Draw(t, "seconds")) * time.Second)
+	for _, q := range m.running {
+		if q.pending && q.shipped && !q.deadline.After(m.now) {
+			q.givenUp = true
+		}
+	}
 	m.outcomes(m.h.Expire(m.now))
 	if at, ok := m.h.Deadline(); ok && !at.After(m.now) {
 		t.Fatalf("the deadline %v is not after now, %v", at, m.now)
 	}
+}
+
+// again gives the last report a second time; an id that was used again since is not meant.
+func (m *model) again(t *rapid.T) {
+	for _, id := range ids(m.last) {
+		if m.workers[m.last.Rank.TP][id] != nil {
+			t.Skip("the id is in use again")
+		}
+	}
+	if out := m.h.Update(m.now, m.last); out != nil {
+		t.Fatalf("a second copy of a report ends something: %v", out)
+	}
+}
+
+func ids(o connector.WorkerOutput) (out []kv.RequestID) {
+	for _, r := range o.Sent {
+		out = append(out, r.ID)
+	}
+	for _, r := range o.Recv {
+		out = append(out, r.ID)
+	}
+	return out
 }
 
 // outcomes checks what the engine is told against what it was promised.
@@ -278,7 +329,7 @@ func (m *model) outcomes(out []connector.Outcome) {
 			if q.shipped && q.reports != m.ranks {
 				m.t.Fatalf("outcome %+v after %d of %d reports: somebody may still write", o, q.reports, m.ranks)
 			}
-			if o.Kind == connector.Received && (q.failed || !q.shipped || o.Err != nil) {
+			if o.Kind == connector.Received && (q.failed || q.givenUp || !q.shipped || o.Err != nil) {
 				m.t.Fatalf("%s is received although a rank failed", o.ID)
 			}
 			if o.Kind == connector.ReceiveFailed && o.Err == nil {
@@ -310,6 +361,7 @@ func (m *model) drain() {
 		}
 		for _, id := range slices.Sorted(maps.Keys(m.running)) {
 			q := m.running[id]
+			q.givenUp = q.givenUp || q.pending
 			if hold, _ := m.h.Finished(m.now, id, connector.FinishAbort, nil, 0); hold {
 				m.held[id] = q
 			}

@@ -25,7 +25,7 @@ import (
 //	sent p1 rank=0 [err]            received d1 rank=0 [err] [bytes=5]
 //	meta                            take what was kept
 func TestScenarios(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		s := &scenario{start: time.Unix(1000, 0)}
 		s.now = s.start
 		s.reset(t, 1, connector.Both)
