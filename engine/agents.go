@@ -13,7 +13,9 @@ func newAgent(cfg Config) (agent.Agent, error) {
 		return cfg.newAgent(cfg)
 	}
 	c := tcp.Config{Listen: cfg.AgentListen}
-	if host, _, _ := net.SplitHostPort(cfg.AgentListen); unspecified(host) {
+	if host, _, _ := net.SplitHostPort(cfg.AgentListen); cfg.AgentAdvertise != "" {
+		c.Advertise = []string{cfg.AgentAdvertise}
+	} else if unspecified(host) {
 		c.Advertise = []string{cfg.AdvertiseHost}
 	}
 	return tcp.New(c)

@@ -68,6 +68,9 @@ type Config struct {
 	AdvertiseHost string
 	// AgentListen is the HOST:PORT of the transfer agent. Default 127.0.0.1:0.
 	AgentListen string
+	// AgentAdvertise is the HOST or HOST:PORT that peers are told to dial instead of AgentListen, for
+	// an engine behind address translation.
+	AgentAdvertise string
 	// Transport chooses the transfer agent: "auto" (default) or "tcp".
 	Transport string
 

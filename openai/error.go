@@ -3,8 +3,10 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 )
+
+// statusBadRequest is HTTP's; the package does not import net/http for a number.
+const statusBadRequest = 400
 
 // Error types as they appear in the `type` field.
 const (
@@ -68,7 +70,7 @@ func nullable(s string) *string {
 
 func badRequest(param, code, format string, args ...any) *Error {
 	return &Error{
-		Status: http.StatusBadRequest, Type: TypeInvalidRequest, Param: param, Code: code,
+		Status: statusBadRequest, Type: TypeInvalidRequest, Param: param, Code: code,
 		Message: fmt.Sprintf(format, args...),
 	}
 }

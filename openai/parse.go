@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 
 	"github.com/kvferry/kvferry/kv"
@@ -32,7 +31,7 @@ func JSONError(err error) *Error {
 	if errors.As(err, &syntax) {
 		return badRequest("", CodeInvalidJSON, "The request body is not usable JSON: %s.", syntax)
 	}
-	return &Error{Status: http.StatusBadRequest, Type: TypeInvalidRequest, Code: CodeInvalidJSON, Message: err.Error()}
+	return &Error{Status: statusBadRequest, Type: TypeInvalidRequest, Code: CodeInvalidJSON, Message: err.Error()}
 }
 
 func (p *parser) fail(err error) {

@@ -22,6 +22,7 @@ type engineFlags struct {
 	listen      string
 	model       string
 	layout      string
+	keys        string
 	role        string
 	engineID    string
 	prefixCache bool
@@ -57,6 +58,7 @@ func newEngine() *cobra.Command {
 	fl.IntVar(&f.cfg.BlockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.cfg.NumBlocks, "blocks", 1024, "KV `BLOCKS` of this engine")
 	fl.StringVar(&f.layout, "layout", "LBHNC", "`LAYOUT` of a KV block: LBHNC (heads outermost) or LBNHC (tokens outermost)")
+	fl.StringVar(&f.keys, "keys", "plain", "`FORM` in which the cache keeps attention keys: plain or rotated; both engines of a pair need the same")
 	fl.BoolVar(&f.prefixCache, "prefix-cache", true, "keep the KV of finished requests for prompts that begin alike")
 	fl.IntVar(&f.cfg.MaxBatchTokens, "max-batch-tokens", 256, "most `TOKENS` that one step computes")
 	fl.IntVar(&f.cfg.MaxRunning, "max-running", 32, "most `REQUESTS` in one step")
@@ -65,6 +67,7 @@ func newEngine() *cobra.Command {
 	fl.StringVar(&f.cfg.SideChannel, "side-channel", "127.0.0.1:0", "`HOST:PORT` where peers ask for this engine's metadata")
 	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
 	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
+	fl.StringVar(&f.cfg.AgentAdvertise, "agent-advertise", "", "`HOST[:PORT]` that peers are told to send KV blocks to; default: --agent-listen")
 	fl.StringVar(&f.cfg.Transport, "transport", engine.TransportAuto, "`TRANSPORT` of KV blocks: auto or tcp")
 	fl.DurationVar(&f.cfg.Lease, "lease", 30*time.Second, "how long a finished prompt's blocks are kept for a decode engine that is silent")
 	fl.DurationVar(&f.cfg.RegistrationTimeout, "registration-timeout", 480*time.Second, "how long a request waits for a silent prefill engine")
@@ -89,6 +92,9 @@ func (f *engineFlags) config() (engine.Config, error) {
 	var err error
 	if cfg.Layout, err = model.ParseLayout(f.layout); err != nil {
 		return cfg, &usageError{fmt.Errorf("--layout: %w", err)}
+	}
+	if cfg.Keys, err = model.ParseKeys(f.keys); err != nil {
+		return cfg, &usageError{fmt.Errorf("--keys: %w", err)}
 	}
 	if f.model != model.TinyName {
 		if cfg.Model, err = model.Load(f.model); err != nil {

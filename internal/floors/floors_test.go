@@ -23,6 +23,7 @@ var floor = map[string]int{
 	"agent":         3,
 	"peer":          4,
 	"connector":     5,
+	"tier":          5,
 	"proxy":         6,
 	"engine":        6,
 	"cmd/kvferry":   8,
