@@ -46,7 +46,7 @@ func (h *Half) check(r connector.Request) error {
 		}
 	}
 	if old := h.requests[r.ID]; old != nil {
-		if old.state == held || old.aborted {
+		if old.state == finished || old.state == held || old.aborted {
 			return bad("an earlier request of the same id still holds blocks for its transfer; use another id or try again later")
 		}
 		return bad("a request of the same id is running")

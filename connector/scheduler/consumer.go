@@ -103,7 +103,7 @@ func slower(a, b connector.TransferFacts) connector.TransferFacts {
 	return out
 }
 
-func (h *Half) dropped(q *request, reason string) {
+func (h *Half) registrationDropped(q *request, reason string) {
 	h.cfg.Events.Emit(event.RegistrationDropped{Request: q.id, Peer: q.peer.Engine, Reason: reason})
 }
 

@@ -19,7 +19,8 @@ const (
 	failing                 // D: failed before any rank knew of it; Expire tells
 	arrived                 // P: not yet allocated
 	processing              // P: being computed
-	held                    // P: finished; waits until every rank has reported
+	finished                // P: held; the blocks wait for the next Metadata
+	held                    // P: the workers keep the blocks; waits until every rank has reported
 	gone                    // no longer in the ledger; queues may still name it
 )
 
@@ -33,7 +34,8 @@ type request struct {
 	digest   connector.Digest
 	state    state
 
-	registration connector.Registration // D, staged
+	registration connector.Registration   // D, staged
+	keep         connector.FinishedBlocks // P, finished
 	watchdog     deadline.Item[*request]
 	blocks       int              // D: registered; P: held
 	err          *connector.Error // why it will not arrive, or was not delivered
@@ -51,8 +53,9 @@ type Half struct {
 	// on since then are left out there, so that an id that is used again is not taken for an old one.
 	registrations []*request
 	processing    []*request
+	finishing     []*request
 	cancels       []*request
-	meta          connector.StepMeta // Dropped and Finished
+	dropped       []connector.DroppedRequest
 	heartbeats    heartbeats
 
 	watchdogs deadline.Queue[*request]
@@ -146,7 +149,7 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 		return false, nil
 	}
 	switch q.state {
-	case held:
+	case finished, held:
 		return true, nil // already finished; the lease goes on
 	case arrived, processing:
 		return h.finishProducer(q, reason, blocks, computedTokens)
@@ -165,8 +168,7 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 
 // Metadata takes what the workers are to do; false when there is nothing.
 func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
-	m := h.meta
-	h.meta = connector.StepMeta{}
+	m := connector.StepMeta{Dropped: h.dropped}
 	for _, q := range h.registrations {
 		if q.state != staged {
 			continue
@@ -176,16 +178,21 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 		q.state = shipped
 	}
 	for _, q := range h.processing {
-		if q.state == processing || q.state == held {
+		if q.state == processing || q.state == finished {
 			m.Processing = append(m.Processing, q.id)
 		}
+	}
+	for _, q := range h.finishing {
+		m.Finished = append(m.Finished, q.keep)
+		q.keep = connector.FinishedBlocks{}
+		q.state = held
 	}
 	for _, q := range h.cancels {
 		if q.state == cancelling {
 			m.Cancels = append(m.Cancels, q.id)
 		}
 	}
-	h.registrations, h.processing, h.cancels = nil, nil, nil
+	h.registrations, h.processing, h.finishing, h.cancels, h.dropped = nil, nil, nil, nil, nil
 	if h.heartbeats.changed {
 		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
 	}
@@ -208,7 +215,7 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 	var out []connector.Outcome
 	for _, q := range h.failures {
 		if q.state != failing {
-			continue
+			continue // aborted meanwhile
 		}
 		out = append(out, h.end(q))
 	}
@@ -221,7 +228,7 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 		h.stats.Expired++
 		err := q.fail(connector.PhaseWait, "its KV did not come within "+h.cfg.RegistrationTimeout.String()+
 			"; the prefill engine may be overloaded or gone")
-		h.dropped(q, "expired")
+		h.registrationDropped(q, "expired")
 		if q.state == staged {
 			q.err = err
 			out = append(out, h.end(q))

@@ -286,7 +286,7 @@ func (m *model) time(t *rapid.T) {
 // again gives the last report a second time; an id that was used again since is not meant.
 func (m *model) again(t *rapid.T) {
 	for _, id := range ids(m.last) {
-		if m.workers[m.last.Rank.TP][id] != nil {
+		if q := m.running[id]; q != nil && q.shipped || m.held[id] != nil && m.workers[m.last.Rank.TP][id] != nil {
 			t.Skip("the id is in use again")
 		}
 	}

@@ -37,23 +37,24 @@ func (h *Half) finishProducer(q *request, reason connector.FinishReason, blocks 
 
 // hold stages the blocks for the workers, whose lease begins on delivery.
 func (h *Half) hold(q *request, blocks kv.BlockIDs, tokens int) {
-	q.state = held
+	q.state = finished
 	q.blocks = blocks.Len()
 	q.ranks = newRankSet(h.cfg.TP * h.cfg.PP)
-	h.meta.Finished = append(h.meta.Finished, connector.FinishedBlocks{
+	q.keep = connector.FinishedBlocks{
 		ID:         q.id,
 		TransferID: q.transfer,
 		Blocks:     blocks,
 		NumTokens:  tokens,
 		Lease:      h.cfg.Lease,
 		Digest:     q.digest,
-	})
+	}
+	h.finishing = append(h.finishing, q)
 	h.stats.Held++
 }
 
 // drop tells the workers that nobody will get this request's KV.
 func (h *Half) drop(q *request, why string) {
-	h.meta.Dropped = append(h.meta.Dropped, connector.DroppedRequest{ID: q.id, TransferID: q.transfer, Reason: why})
+	h.dropped = append(h.dropped, connector.DroppedRequest{ID: q.id, TransferID: q.transfer, Reason: why})
 	h.stats.Dropped++
 	h.forget(q)
 }

@@ -27,10 +27,10 @@ func (h *Half) Stats() Stats {
 	s := h.stats
 	s.Requests = len(h.requests)
 	s.Heartbeats = len(h.heartbeats.waiting)
-	s.PendingMeta = len(h.registrations) + len(h.processing) + len(h.cancels) + len(h.meta.Finished) + len(h.meta.Dropped)
+	s.PendingMeta = len(h.registrations) + len(h.processing) + len(h.cancels) + len(h.finishing) + len(h.dropped)
 	for _, q := range h.requests {
 		switch q.state {
-		case held:
+		case finished, held:
 			s.HeldNow++
 			s.HeldBlocks += q.blocks
 		case staged, shipped, cancelling:
