@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/internal/events"
 	"github.com/kvferry/kvferry/agent/internal/grants"
 )
 
@@ -26,7 +27,7 @@ const (
 )
 
 // incoming is a transfer that a peer has posted to us: a WRITE into our memory, or the request of a
-// READ. The reader fills it, then it belongs to the worker that copies.
+// READ. The reader fills it, then the workers share it.
 type incoming struct {
 	c        *conn
 	transfer agent.TransferID
@@ -46,13 +47,13 @@ type incoming struct {
 
 	state atomic.Int32
 
-	// Owned by the worker.
-	at     int    // piece
-	off    uint64 // bytes of it that are done
-	began  time.Time
-	told   time.Time
-	spans  []span
-	fence  atomic.Uint32
+	share share
+	fence atomic.Uint32
+	// Guarded by share.
+	at    int    // piece
+	off   uint64 // bytes of it that are claimed
+	began time.Time
+	told  time.Time
 }
 
 // fromPoster handles a frame of a peer that has added us. It runs in the reader.
@@ -263,10 +264,9 @@ func (j *incoming) release() {
 }
 
 // refuse tells the poster that nothing of the transfer moves (any more), and why.
-func (j *incoming) refuse(err error) bool {
+func (j *incoming) refuse(err error) {
 	j.c.push(raw(appendRefused(nil, j.transfer, err.Error())))
 	j.release()
-	return true
 }
 
 // withdraw ends a transfer that its poster has cancelled, and answers once nothing of it moves.
@@ -288,83 +288,99 @@ func (c *conn) withdraw(id agent.TransferID) {
 	// A running one finds its word changed at its next slice, and answers itself.
 }
 
-// step is job.step: it copies one slice of a WRITE inside the grant's gate.
-func (j *incoming) step() (int, bool) {
-	if j.began.IsZero() {
-		if !j.state.CompareAndSwap(waiting, running) {
-			j.release()
-			return 0, true
-		}
-		j.began = time.Now()
-		j.told = j.began
+func (j *incoming) wide() bool { return j.bytes > 2*quantumBytes }
+
+// step is job.step.
+func (j *incoming) step(spans *[]span) (int, verdict) {
+	if !j.state.CompareAndSwap(waiting, running) && j.state.Load() == withdrawn {
+		return 0, j.dropWithdrawn()
 	}
-	if j.c.dead() {
-		j.release()
-		return 0, true
+	cost, ok := j.share.claim(func() (int, bool) { return j.slice(spans) })
+	if !ok {
+		return 0, busy
 	}
-	if !j.watch.holds() {
-		return 0, j.refuse(errWithdrawn)
+	last, err := j.copy(*spans)
+	if !last {
+		return cost, j.share.verdict()
 	}
-	n := j.slice()
-	if !j.grant.Enter() {
-		return 0, j.refuse(errRevokedIn)
-	}
-	err := copySpans(j.spans)
-	whole := err == nil && j.at == len(j.pieces)
-	if whole {
-		err = j.arrived()
-	}
-	j.grant.Leave()
 	switch {
-	case errors.Is(err, errWithdrawn):
-		return n, j.refuse(err)
-	case err != nil && whole:
+	case errors.Is(err, events.ErrOverflow):
 		j.c.fail(err)
 		j.release()
-		return n, true
 	case err != nil:
-		return n, j.refuse(err)
-	case whole:
+		j.refuse(err)
+	default:
 		j.c.push(raw(appendTransfer(nil, kindDone, j.transfer)))
 		j.release()
-		return n, true
 	}
-	if now := time.Now(); now.Sub(j.told) > j.silence/4 {
-		j.told = now
-		j.c.pushIfIdle(raw(frame(nil, kindProgress, 0)))
-	}
-	return n, false
+	return cost, over
 }
 
-// arrived decides, inside the grant's gate, that the transfer is whole, and delivers its
-// notification.
-func (j *incoming) arrived() error {
+// dropWithdrawn ends a transfer whose poster has its answer already.
+func (j *incoming) dropWithdrawn() verdict {
+	if _, ok := j.share.claim(func() (int, bool) { return 0, true }); !ok {
+		return busy
+	}
+	j.share.landed(nil)
+	j.release()
+	return over
+}
+
+// copy copies one slice inside the grant's gate. The last one decides, inside the same gate, that
+// the transfer is whole, and delivers its notification: so it is whole, or Revoke came before.
+func (j *incoming) copy(spans []span) (last bool, err error) {
+	if j.c.dead() || !j.watch.holds() {
+		return j.share.landed(errWithdrawn)
+	}
+	if !j.grant.Enter() {
+		return j.share.landed(errRevokedIn)
+	}
+	defer j.grant.Leave()
+	err = copySpans(spans)
+	last, err = j.share.landed(err)
+	if !last || err != nil {
+		return last, err
+	}
 	if !j.watch.held(&j.fence) {
-		return errWithdrawn
+		return true, errWithdrawn
 	}
 	if len(j.notif) == 0 {
-		return nil
+		return true, nil
 	}
-	return j.c.share.Notify(j.notif, &agent.Arrival{Bytes: int64(j.bytes), Took: time.Since(j.began)})
+	return true, j.c.share.Notify(j.notif, &agent.Arrival{Bytes: int64(j.bytes), Took: time.Since(j.began)})
 }
 
-// slice fills spans with what is to be copied next, and gives its cost.
-func (j *incoming) slice() int {
-	j.spans = j.spans[:0]
+// slice fills spans with what is to be copied next, and gives its cost and whether it is the last.
+func (j *incoming) slice(spans *[]span) (int, bool) {
+	list := (*spans)[:0]
 	room, cost := uint64(sliceBytes), 0
-	for j.at < len(j.pieces) && room > 0 && len(j.spans) < slicePieces {
+	for j.at < len(j.pieces) && room > 0 && len(list) < slicePieces {
 		p := j.pieces[j.at]
 		n := min(p.n-j.off, room)
 		s := span{src: p.src + j.off, n: n}
 		if !j.read {
 			s.dst = p.dst + j.off
 		}
-		j.spans = append(j.spans, s)
+		list = append(list, s)
 		room -= n
 		cost += int(n) + spanCost
 		if j.off += n; j.off == p.n {
 			j.at, j.off = j.at+1, 0
 		}
 	}
-	return cost
+	*spans = list
+	j.tell()
+	return cost, j.at == len(j.pieces)
+}
+
+// tell shows the poster that its bytes move, well within its bound of silence.
+func (j *incoming) tell() {
+	now := time.Now()
+	if j.began.IsZero() {
+		j.began, j.told = now, now
+	}
+	if !j.read && now.Sub(j.told) > j.silence/4 {
+		j.told = now
+		j.c.pushIfIdle(raw(frame(nil, kindProgress, 0)))
+	}
 }

@@ -73,58 +73,72 @@ type stageRead struct {
 	done uint64
 }
 
+func (s *stageRead) wide() bool { return false }
+
 // step is job.step.
-func (s *stageRead) step() (int, bool) {
+func (s *stageRead) step(spans *[]span) (int, verdict) {
+	cost, done, err := s.slice(spans)
+	if err == nil && !done {
+		return cost, more
+	}
+	if err == nil {
+		err = s.answer()
+	}
+	if err != nil {
+		s.refuse(err)
+	}
+	return cost, over
+}
+
+// slice copies one slice inside the grant's gate.
+func (s *stageRead) slice(spans *[]span) (cost int, done bool, err error) {
 	j := s.in
-	if s.to == nil {
-		to, err := j.c.a.pool.make(int(j.bytes))
-		if err != nil {
-			return 0, s.refuse(err)
-		}
-		s.to = to
-	}
 	if j.c.dead() {
-		return 0, s.refuse(errWithdrawn)
+		return 0, false, errWithdrawn
 	}
-	n := j.slice()
-	for i := range j.spans {
-		j.spans[i].dst = s.to.addr + s.done
-		s.done += j.spans[i].n
+	if s.to == nil {
+		if s.to, err = j.c.a.pool.make(int(j.bytes)); err != nil {
+			return 0, false, err
+		}
+	}
+	cost, done = j.slice(spans)
+	for i := range *spans {
+		(*spans)[i].dst = s.to.addr + s.done
+		s.done += (*spans)[i].n
 	}
 	if !j.grant.Enter() {
-		return 0, s.refuse(errRevokedIn)
+		return cost, false, errRevokedIn
 	}
-	err := copySpans(j.spans)
-	j.grant.Leave()
-	if err != nil {
-		return n, s.refuse(err)
-	}
-	if j.at < len(j.pieces) {
-		return n, false
-	}
+	defer j.grant.Leave()
+	return cost, done, copySpans(*spans)
+}
+
+// answer tells the poster where it may read.
+func (s *stageRead) answer() error {
+	j := s.in
 	slot, word, ok := j.c.a.leases.word(j.grantID, j.grant)
 	if !ok {
-		return n, s.refuse(errRevokedIn)
+		return errRevokedIn
 	}
 	if !j.c.keepStaged(j.transfer, s.to) {
-		return n, s.refuse(errWithdrawn)
+		return errWithdrawn
 	}
 	j.c.push(&readable{
 		readableFrame: readableFrame{transfer: j.transfer, slot: slot, word: word, staged: s.to.addr},
 		segs:          []*segment{s.to},
 	})
 	j.release()
-	return n, true
+	return nil
 }
 
-func (s *stageRead) refuse(err error) bool {
+func (s *stageRead) refuse(err error) {
 	if s.to != nil {
 		_ = s.to.free()
 	}
 	s.in.c.jobs.Lock()
 	s.in.c.jobs.bytes -= s.in.bytes
 	s.in.c.jobs.Unlock()
-	return s.in.refuse(err)
+	s.in.refuse(err)
 }
 
 // keepStaged keeps a READ's staged memory until the poster is done with it, or gone.

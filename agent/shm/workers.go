@@ -5,11 +5,22 @@ import (
 	"sync"
 )
 
-// job is copying that one connection has to do. One worker at a time calls step.
+// verdict is what a worker learns from a step.
+type verdict uint8
+
+const (
+	more verdict = iota // there may be more to copy
+	busy                // all that is left is being copied by others, who will say over
+	over                // the job has ended, said once
+)
+
+// job is copying that one connection has to do. Several workers may call step at once if it is
+// wide; after it is over, a late call gets busy.
 type job interface {
-	// step copies one slice, and reports its bytes and whether the job is over. It never waits for
-	// a peer.
-	step() (n int, over bool)
+	// step copies one slice, with spans to work in, and gives its cost. It never waits for a peer.
+	step(spans *[]span) (cost int, v verdict)
+	// wide reports whether the job is worth several workers.
+	wide() bool
 }
 
 // workers copy. Connections take turns, so that none waits for the whole of another's work.
@@ -17,11 +28,14 @@ type job interface {
 //	lane ── job, job ──┐
 //	lane ── job ───────┼─> turns ─> worker: one quantum of the first lane's first job, then
 //	lane ── job, job ──┘            the lane goes to the end
+//
+// A lane whose job is wide goes to the end at once, so that a worker that has nothing better to do
+// joins in.
 type workers struct {
 	max int
 	mu  struct {
 		sync.Mutex
-		turns   []*lane // lanes with work that no worker holds
+		turns   []*lane // in order
 		running int
 		idle    chan struct{} // made by wait, closed when the last worker ends
 	}
@@ -29,10 +43,10 @@ type workers struct {
 
 func newWorkers() *workers { return &workers{max: min(maxWorkers, runtime.GOMAXPROCS(0))} }
 
-// lane is one connection's jobs, in order. Guarded by workers.mu.
+// lane is one connection's jobs, in order; only the first is worked on. Guarded by workers.mu.
 type lane struct {
 	jobs   []job
-	active bool // in turns, or held by a worker
+	queued bool // in turns
 }
 
 // submit appends a job to a lane.
@@ -40,10 +54,17 @@ func (w *workers) submit(l *lane, j job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l.jobs = append(l.jobs, j)
-	if l.active {
+	if len(l.jobs) == 1 {
+		w.queue(l)
+	}
+}
+
+// queue puts a lane at the end, and sees to it that somebody comes. The caller holds mu.
+func (w *workers) queue(l *lane) {
+	if l.queued {
 		return
 	}
-	l.active = true
+	l.queued = true
 	w.mu.turns = append(w.mu.turns, l)
 	if w.mu.running < w.max {
 		w.mu.running++
@@ -53,27 +74,35 @@ func (w *workers) submit(l *lane, j job) {
 
 // run is a worker: it ends when there is nothing to do.
 func (w *workers) run() {
+	spans := make([]span, 0, slicePieces)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for len(w.mu.turns) > 0 {
 		l := w.mu.turns[0]
 		w.mu.turns[0] = nil
 		w.mu.turns = w.mu.turns[1:]
+		l.queued = false
+		if len(l.jobs) == 0 {
+			continue // it ended while a second turn of it waited
+		}
 		j := l.jobs[0]
+		if j.wide() {
+			w.queue(l)
+		}
 		w.mu.Unlock()
-		over := false
-		for used := 0; !over && used < quantumBytes; {
+		v := more
+		for used := 0; v == more && used < quantumBytes; {
 			var n int
-			n, over = j.step()
+			n, v = j.step(&spans)
 			used += n
 		}
 		w.mu.Lock()
-		if over {
+		if v == over {
 			l.jobs[0] = nil
 			l.jobs = l.jobs[1:]
 		}
-		if l.active = len(l.jobs) > 0; l.active {
-			w.mu.turns = append(w.mu.turns, l)
+		if v != busy && len(l.jobs) > 0 {
+			w.queue(l)
 		}
 	}
 	w.mu.running--
@@ -97,4 +126,54 @@ func (w *workers) wait() {
 	idle := w.mu.idle
 	w.mu.Unlock()
 	<-idle
+}
+
+// share is how several workers share the slices of one job: each claims one, and whoever is the last
+// to be in flight ends the job.
+type share struct {
+	mu struct {
+		sync.Mutex
+		flying int   // slices being copied
+		all    bool  // nothing is left to claim
+		err    error // nothing more is to be copied
+		ended  bool
+	}
+}
+
+// claim takes the next slice by next, which fills what the caller copies, and reports its cost and
+// whether it was the last. It reports false if there is nothing to claim.
+func (s *share) claim(next func() (cost int, last bool)) (cost int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.all || s.mu.err != nil {
+		return 0, false
+	}
+	s.mu.flying++
+	cost, s.mu.all = next()
+	return cost, true
+}
+
+// landed ends a claim. It reports whether the caller is the last, who ends the job, and with what.
+func (s *share) landed(err error) (last bool, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.flying--
+	if s.mu.err == nil {
+		s.mu.err = err
+	}
+	if s.mu.flying > 0 || s.mu.ended || s.mu.err == nil && !s.mu.all {
+		return false, nil
+	}
+	s.mu.ended = true
+	return true, s.mu.err
+}
+
+// verdict is what a worker that is not the last says.
+func (s *share) verdict() verdict {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.all || s.mu.err != nil {
+		return busy
+	}
+	return more
 }
