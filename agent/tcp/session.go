@@ -81,21 +81,13 @@ func (s *session) ended(c *conn, stream int, err error) {
 		err = errors.New("the peer closed the connection")
 	}
 	s.mu.Lock()
-	if s.mu.ending == nil {
-		s.mu.ending = err
-		s.abandon()
-	}
 	c.offerWords(frame.AppendBye(nil, err.Error()))
 	_ = c.Close()
 	s.mu.streams[stream] = nil
-	for i, other := range s.mu.streams {
-		switch {
-		case other == nil:
-		case i == 0 && gone:
-			_ = other.SetReadDeadline(time.Now().Add(lastWords))
-		default:
-			_ = other.Close()
-		}
+	if s.mu.ending == nil {
+		s.mu.ending = err
+		s.abandon()
+		s.endOthers(gone)
 	}
 	s.mu.running--
 	last := s.mu.running == 0
@@ -104,6 +96,19 @@ func (s *session) ended(c *conn, stream int, err error) {
 	if last {
 		s.a.dismiss(s)
 		s.share.Lost(s.fault(err))
+	}
+}
+
+// endOthers closes the streams that are left. The caller holds mu.
+func (s *session) endOthers(lastly bool) {
+	for i, c := range s.mu.streams {
+		switch {
+		case c == nil:
+		case i == 0 && lastly:
+			_ = c.SetReadDeadline(time.Now().Add(lastWords))
+		default:
+			_ = c.Close()
+		}
 	}
 }
 
