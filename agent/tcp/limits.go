@@ -26,6 +26,10 @@ const (
 	// sessionChunks bounds the chunks of all incoming WRITEs of one session: 128 KiB of bits.
 	sessionChunks = 4 * frame.MaxChunks
 
+	// linkChunks is what a poster allows itself of it: a listener may know of the end of a
+	// transfer later than its poster does.
+	linkChunks = sessionChunks / 2
+
 	// maxAddresses bounds the addresses in an offer.
 	maxAddresses = 8
 

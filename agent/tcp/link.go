@@ -176,7 +176,7 @@ func (l *link) post(t *outgoing) error {
 	}
 	if t.plan.Op == agent.Write {
 		w := &l.mu
-		if w.writes >= l.welcome.Transfers || w.chunks+t.chunks > sessionChunks ||
+		if w.writes >= l.welcome.Transfers || w.chunks+t.chunks > linkChunks ||
 			w.notifBytes > 0 && w.notifBytes+len(t.plan.Notif) > l.welcome.NotifBytes {
 			return agent.ErrBusy
 		}
