@@ -10,6 +10,19 @@ const (
 	Pull TransferMode = "pull"
 )
 
+// LoadFailurePolicy says what becomes of a request whose KV does not come from its peer.
+type LoadFailurePolicy string
+
+const (
+	// FailOnLoadFailure ends the request with an error that names the phase.
+	FailOnLoadFailure LoadFailurePolicy = "fail"
+	// RecomputeOnLoadFailure computes the prompt here, as if no peer had been named.
+	RecomputeOnLoadFailure LoadFailurePolicy = "recompute"
+)
+
+// Valid tells whether p is one of the policies.
+func (p LoadFailurePolicy) Valid() bool { return p == FailOnLoadFailure || p == RecomputeOnLoadFailure }
+
 // TransferParams is the hand-off object `kv_transfer_params` of one request: what a router tells
 // an engine, and what an engine answers (nixl-connector.md, section 8.1). Package wire reads and
 // writes its JSON form and checks which fields a leg must have.
@@ -32,4 +45,5 @@ type TransferParams struct {
 	CachedTokens       *int // P's own cached prompt tokens
 	PromptTokens       []Token
 	TransferID         TransferID
+	LoadFailurePolicy  LoadFailurePolicy // "" when not told: the engine's own
 }

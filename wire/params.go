@@ -19,6 +19,9 @@ import (
 // Which keys a leg needs is for CheckLeg. Stricter than stock, which checks nothing here and fails
 // when it uses a value: an int is no bool, no float and fits its range, ids are not negative, a
 // port is 1…65535, a size 1…MaxRanks, a text is UTF-8, transfer_mode is "pull" or "push".
+//
+// kv_load_failure_policy, "fail" or "recompute", is kvferry's own key: stock engines have that choice
+// per engine only (nixl-connector.md, section 6.2) and ignore it.
 func ParseTransferParams(raw []byte) (kv.TransferParams, error) {
 	p := kv.TransferParams{DCPSize: 1, PPSize: 1}
 	raw = bytes.TrimSpace(raw)
@@ -69,6 +72,7 @@ var paramFields = []struct {
 	}},
 	{"prompt_token_ids", func(p *kv.TransferParams, v []byte) string { return setTokens(&p.PromptTokens, v) }},
 	{"transfer_id", func(p *kv.TransferParams, v []byte) string { return setOptText(&p.TransferID, v, MaxIDLen) }},
+	{"kv_load_failure_policy", func(p *kv.TransferParams, v []byte) string { return setPolicy(&p.LoadFailurePolicy, v) }},
 }
 
 // checkParamsText bounds size and nesting before anything is parsed.
@@ -198,6 +202,19 @@ func setMode(dst *kv.TransferMode, v []byte) string {
 		return ""
 	}
 	return strconv.Quote(shorten(s)) + ` is neither "pull" nor "push"`
+}
+
+func setPolicy(dst *kv.LoadFailurePolicy, v []byte) string {
+	var s string
+	if reason := setOptText(&s, v, MaxName); reason != "" {
+		return reason
+	}
+	p := kv.LoadFailurePolicy(s)
+	if !p.Valid() {
+		return strconv.Quote(shorten(s)) + ` is neither "fail" nor "recompute"`
+	}
+	*dst = p
+	return ""
 }
 
 func setTokens(dst *[]kv.Token, v []byte) string {

@@ -11,7 +11,7 @@ import (
 // nixl-connector.md section 8.1 in their order, without spaces. remote_blocks_expiry_time is left
 // out in push and null in pull if p has none; remote_prefill_cached_tokens is left out if p has
 // none. An empty text and a port or size of 0 are written as null. Keys that only requests carry
-// (prompt_token_ids, transfer_id) are never written.
+// (prompt_token_ids, transfer_id, kv_load_failure_policy) are never written.
 //
 // The texts of p must be UTF-8.
 func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {

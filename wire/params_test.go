@@ -153,10 +153,11 @@ func TestParamsDefaults(t *testing.T) {
 func TestParamsValues(t *testing.T) {
 	got, err := ParseTransferParams([]byte(`{"tp_size":7,"remote_block_ids":[ [ 1 , 4294967295 ],[ ] ],
 		"remote_blocks_expiry_time":1e3,"remote_prefill_cached_tokens":0,"prompt_token_ids":[ 0 , 2147483647],
-		"transfer_id":"xfer-\u00e9\ud83d\udea2","dcp_size":2,"pp_size":3,"tp_size":8}`))
+		"transfer_id":"xfer-\u00e9\ud83d\udea2","dcp_size":2,"pp_size":3,"tp_size":8,"kv_load_failure_policy":"recompute"}`))
 	expiry, cached := 1000.0, 0
 	want := kv.TransferParams{TPSize: 8, DCPSize: 2, PPSize: 3, RemoteBlockIDs: kv.BlockIDs{{1, 1<<32 - 1}, {}},
-		RemoteBlocksExpiry: &expiry, CachedTokens: &cached, PromptTokens: []kv.Token{0, math.MaxInt32}, TransferID: "xfer-é🚢"}
+		RemoteBlocksExpiry: &expiry, CachedTokens: &cached, PromptTokens: []kv.Token{0, math.MaxInt32}, TransferID: "xfer-é🚢",
+		LoadFailurePolicy: kv.RecomputeOnLoadFailure}
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
 	}
@@ -190,6 +191,7 @@ func TestParamsRefusals(t *testing.T) {
 		"remote_blocks_expiry_time":    {"true", `"1"`, "1e999", "[]", "-1e999"},
 		"transfer_mode":                append(str, `""`, `"PUSH"`, `"both"`),
 		"transfer_id":                  str,
+		"kv_load_failure_policy":       append(str, `""`, `"FAIL"`, `"retry"`),
 		"prompt_token_ids":             append(list, "[2147483648]", "[[1]]"),
 		"remote_block_ids": append(list, "[4294967296]", "[[4294967296]]", "[[-1]]", "[[true]]", "[[1],2]", "[1,[2]]", "[[1],null]",
 			"[[[1]]]", "[["+strings.Repeat("],[", MaxGroups)+"]]"),
@@ -288,6 +290,7 @@ func FuzzParseTransferParams(f *testing.F) {
 		}
 	}
 	f.Add([]byte(`{"remote_block_ids":[1,[2]],"prompt_token_ids":[1 , 2],"remote_blocks_expiry_time":-1.5e3}`))
+	f.Add([]byte(`{"kv_load_failure_policy":"recompute","do_remote_prefill":true}`))
 	f.Add([]byte(`{"a":"\"],[","remote_block_ids":[[ 1 , 2 ],[ ]],"transfer_id":"\ud83d\udea2"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := ParseTransferParams(b)
@@ -300,7 +303,7 @@ func FuzzParseTransferParams(f *testing.F) {
 		}
 		once := AppendTransferParams(nil, &p)
 		again, err := ParseTransferParams(once)
-		p.TransferID, p.PromptTokens = "", nil // only requests carry these
+		p.TransferID, p.PromptTokens, p.LoadFailurePolicy = "", nil, "" // only requests carry these
 		if p.Mode == kv.Push {
 			p.RemoteBlocksExpiry = nil
 		}
