@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 10 * time.Second // of a test that waits for something that must happen
+const patience = 30 * time.Second // of a test that waits for something that must happen
 
 // seen is one leg as a fake engine got it.
 type seen struct {

@@ -183,7 +183,7 @@ func TestManyStreamsAndLargeBodies(t *testing.T) {
 		wg.Go(func() {
 			n := 100
 			if i%50 == 0 {
-				n = 4 << 20
+				n = 1 << 20
 			}
 			_, got, err := r.post(t, "/v1/completions", fmt.Sprintf(`{"prompt":%q,"number":%d,"stream":true}`, strings.Repeat("a", n), i))
 			want := fmt.Sprintf("data: {\"number\":%d,\"bytes\":%d}\n\n", i, n)
