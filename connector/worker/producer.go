@@ -166,6 +166,7 @@ func (m *machine) shutdownProducer() {
 		p.forgetNote(n)
 	}
 	m.timers.Remove(&p.busyTimer)
+	p.busy.Init()
 	holds := slices.SortedFunc(maps.Values(p.holds), func(a, b *hold) int { return cmp.Compare(a.id, b.id) })
 	for _, h := range holds {
 		u := h.push

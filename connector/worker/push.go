@@ -58,7 +58,7 @@ func decodeAddr(p *wire.PushReg) connector.PeerAddr {
 // refused; its blocks wait for another one.
 func (m *machine) pushConnected(now time.Time, serial uint64, p *remote) {
 	u := m.producer.pushes[serial]
-	if u == nil || u.state != connecting {
+	if u == nil {
 		return
 	}
 	err := p.err
@@ -136,7 +136,7 @@ func (m *machine) post(u *push) {
 // nobody to tell.
 func (m *machine) pushUnconnected(serial uint64, err error) {
 	u := m.producer.pushes[serial]
-	if u == nil || u.state != connecting {
+	if u == nil {
 		return
 	}
 	h := u.hold
