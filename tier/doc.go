@@ -1,0 +1,25 @@
+// Package tier keeps KV blocks in CPU memory and behind it, keyed by the hash of their content: what
+// an engine's GPU cache has evicted, and what other engines may fetch instead of computing it.
+//
+//	engine ── Lookup, Reserve, Commit, Use ──> ┌──────────────┐ ── Load, Store ──> fs (files)
+//	                                           │   Manager    │
+//	         OnChange <─────────────────────── │ lock ─ core  │ <── Host ───────── p2p (peers)
+//	                                           └──────┬───────┘
+//	                                            Memory: slots of equal length
+//
+// The Manager is a lock around the pure Machine of package core. Every call is short: none waits for
+// a tier, a disk or a peer. Tiers do their jobs on goroutines of their own and report by Host, from
+// any goroutine, whether the engine is in a step or not.
+//
+// # Locks
+//
+// A Secondary's methods are called with the Manager's lock held, so that jobs reach it in order. They
+// must not block and must not call Host before they return. A Secondary never holds a lock of its own
+// while it calls Host, unless no method of the Secondary takes that lock.
+//
+// # Memory
+//
+// The slots belong to the Manager. The engine writes to those of a Reservation until Commit and reads
+// those of a Use until EndUse; a tier fills those of a load until it reports LoadEnded with stopped,
+// or LoadStopped, and reads those of a store until StoreEnded. Nobody touches others.
+package tier

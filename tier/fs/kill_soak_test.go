@@ -1,0 +1,5 @@
+//go:build soak
+
+package fs
+
+const kills = 100

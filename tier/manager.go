@@ -1,0 +1,241 @@
+package tier
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier/core"
+)
+
+// Config is what a Manager needs.
+type Config struct {
+	// Memory holds the blocks, BlockLen bytes each; a rest at its end is not used. It must stay valid
+	// until Close has returned.
+	Memory   []byte
+	BlockLen int
+	// Secondaries in the order in which they are asked. The Manager starts and closes them.
+	Secondaries []Secondary
+	// PeerPins is how many blocks peers may hold by lookups. 0: half of all.
+	PeerPins int
+	// OnChange is called when a Lookup that said Pending may say something else. It must not block
+	// and must not call the Manager; nil: nobody is told.
+	OnChange func()
+}
+
+// Validate reports a configuration that cannot work.
+func (c Config) Validate() error {
+	if c.BlockLen < 1 {
+		return fmt.Errorf("cpu tier: blocks of %d bytes", c.BlockLen)
+	}
+	names := map[string]bool{}
+	for _, s := range c.Secondaries {
+		if names[s.Name()] {
+			return fmt.Errorf("cpu tier: two tiers are called %s", s.Name())
+		}
+		names[s.Name()] = true
+	}
+	return c.core().Validate()
+}
+
+func (c Config) core() core.Config {
+	return core.Config{Slots: len(c.Memory) / max(1, c.BlockLen), Tiers: len(c.Secondaries), PeerPins: c.PeerPins}
+}
+
+// Manager is the CPU tier. Its methods may be called from any goroutine; only Close blocks.
+type Manager struct {
+	cfg Config
+	mu  struct {
+		sync.Mutex
+		m      *core.Machine
+		closed bool
+	}
+}
+
+// New makes the tier and starts those behind it. If one cannot start, those before it are closed.
+func New(cfg Config) (*Manager, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	machine, err := core.New(cfg.core())
+	if err != nil {
+		return nil, err
+	}
+	t := &Manager{cfg: cfg}
+	t.mu.m = machine
+	for i, s := range cfg.Secondaries {
+		if err := s.Start(&host{t, i}); err != nil {
+			for _, started := range cfg.Secondaries[:i] {
+				err = errors.Join(err, started.Close())
+			}
+			return nil, fmt.Errorf("start tier %s: %w", s.Name(), err)
+		}
+	}
+	return t, nil
+}
+
+// Begin makes a request known to every tier. Finish follows.
+func (t *Manager) Begin(req Request) error {
+	var spec core.RequestSpec
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		return ErrClosed
+	}
+	interests := make([]Interest, len(t.cfg.Secondaries))
+	for i, s := range t.cfg.Secondaries {
+		interests[i] = s.Begin(req)
+		allowed := req.LoadOnlyFrom == nil || slices.Contains(req.LoadOnlyFrom, s.Name())
+		spec.NoLoad = append(spec.NoLoad, !interests[i].Load || !allowed)
+		spec.NoStore = append(spec.NoStore, !interests[i].Store)
+		spec.Whole = append(spec.Whole, interests[i].Whole)
+	}
+	if !t.mu.m.Begin(req.ID, spec) {
+		return fmt.Errorf("cpu tier: request %s is known already, or there are %d", req.ID, core.MaxRequests)
+	}
+	return nil
+}
+
+// Finish says that a request asks and stores nothing more.
+func (t *Manager) Finish(req kv.RequestID) { t.do(func(m *core.Machine) { m.Finish(req) }) }
+
+// Lookup says for each key, in order, whether the request can have its block: Hit for Use, Pending to
+// ask again after OnChange. It begins whatever is needed to make a Pending one a Hit or a Miss.
+func (t *Manager) Lookup(req kv.RequestID, keys []core.Key) (out []core.Verdict) {
+	t.do(func(m *core.Machine) { out = m.Lookup(req, keys, prober{t}) }, func() {
+		for _, s := range t.cfg.Secondaries {
+			s.Flush(req)
+		}
+	})
+	if out == nil {
+		out = make([]core.Verdict, len(keys))
+	}
+	return out
+}
+
+// Use lets the engine read the blocks of keys, all or none, until EndUse.
+func (t *Manager) Use(keys []core.Key) (id core.JobID, slots []core.Slot, ok bool) {
+	t.do(func(m *core.Machine) { id, slots, ok = m.Use(keys) })
+	return id, slots, ok
+}
+
+// EndUse ends a Use.
+func (t *Manager) EndUse(id core.JobID) { t.do(func(m *core.Machine) { m.EndUse(id) }) }
+
+// Reserve makes room to write those blocks of a request that are not here, until Commit.
+func (t *Manager) Reserve(req kv.RequestID, keys []core.Key) (res core.Reservation, ok bool) {
+	t.do(func(m *core.Machine) { res, ok = m.Reserve(req, keys) })
+	return res, ok
+}
+
+// Commit ends a Reservation; ok says that its blocks are written whole. The engine writes no more.
+func (t *Manager) Commit(id core.JobID, ok bool) { t.do(func(m *core.Machine) { m.Commit(id, ok) }) }
+
+// Reset forgets all blocks, and waits for nobody.
+func (t *Manager) Reset() { t.do(func(m *core.Machine) { m.Reset() }) }
+
+// Block is a slot's memory.
+func (t *Manager) Block(s core.Slot) []byte {
+	at := int(s) * t.cfg.BlockLen
+	return t.cfg.Memory[at : at+t.cfg.BlockLen : at+t.cfg.BlockLen]
+}
+
+// Stats counts.
+func (t *Manager) Stats() core.Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.m.Stats()
+}
+
+// Close makes every call from now on do nothing and find nothing, and closes the tiers. When it
+// returns, none of them touches the memory.
+func (t *Manager) Close() error {
+	t.mu.Lock()
+	first := !t.mu.closed
+	t.mu.closed = true
+	t.mu.Unlock()
+	if !first {
+		return nil
+	}
+	var err error
+	for _, s := range t.cfg.Secondaries {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// do changes the book, carries out what follows from it, and then what comes last.
+func (t *Manager) do(f func(*core.Machine), last ...func()) {
+	t.mu.Lock()
+	if t.mu.closed {
+		t.mu.Unlock()
+		return
+	}
+	f(t.mu.m)
+	for _, a := range t.mu.m.Actions() {
+		switch a := a.(type) {
+		case core.Load:
+			t.cfg.Secondaries[a.Tier].Load(a.Job)
+		case core.Store:
+			t.cfg.Secondaries[a.Tier].Store(a.Job)
+		case core.End:
+			t.cfg.Secondaries[a.Tier].End(a.Req)
+		}
+	}
+	for _, f := range last {
+		f()
+	}
+	changed := t.mu.m.Changed()
+	if changed {
+		for _, s := range t.cfg.Secondaries {
+			s.Changed()
+		}
+	}
+	t.mu.Unlock()
+	if changed && t.cfg.OnChange != nil {
+		t.cfg.OnChange()
+	}
+}
+
+// prober asks the tiers on the machine's behalf, with the lock held.
+type prober struct{ t *Manager }
+
+func (p prober) Probe(tier int, req kv.RequestID, key core.Key) core.Verdict {
+	return p.t.cfg.Secondaries[tier].Probe(req, key)
+}
+
+// host is one tier's Host.
+type host struct {
+	t    *Manager
+	tier int
+}
+
+func (h *host) Block(s core.Slot) []byte { return h.t.Block(s) }
+
+func (h *host) LoadEnded(id core.JobID, good []bool, stopped bool) {
+	h.t.do(func(m *core.Machine) { m.LoadEnded(id, good, stopped) })
+}
+
+func (h *host) LoadStopped(id core.JobID) { h.t.do(func(m *core.Machine) { m.LoadStopped(id) }) }
+
+func (h *host) StoreEnded(id core.JobID, ok bool) {
+	h.t.do(func(m *core.Machine) { m.StoreEnded(id, ok) })
+}
+
+func (h *host) Serve(keys []core.Key) (out []core.Served) {
+	h.t.do(func(m *core.Machine) { out = m.Serve(h.tier, keys, prober{h.t}) })
+	if out == nil {
+		out = make([]core.Served, len(keys))
+	}
+	return out
+}
+
+func (h *host) Unpin(pins []core.PinID) { h.t.do(func(m *core.Machine) { m.Unpin(pins) }) }
+
+func (h *host) Wake() {
+	if f := h.t.cfg.OnChange; f != nil {
+		f()
+	}
+}
