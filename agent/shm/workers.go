@@ -2,6 +2,7 @@ package shm
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 )
 
@@ -72,6 +73,15 @@ func (w *workers) queue(l *lane) {
 	}
 }
 
+// unqueue takes a lane out of turns. The caller holds mu.
+func (w *workers) unqueue(l *lane) {
+	if l.queued {
+		l.queued = false
+		i := slices.Index(w.mu.turns, l)
+		w.mu.turns = slices.Delete(w.mu.turns, i, i+1)
+	}
+}
+
 // run is a worker: it ends when there is nothing to do.
 func (w *workers) run() {
 	spans := make([]span, 0, slicePieces)
@@ -97,11 +107,15 @@ func (w *workers) run() {
 			used += n
 		}
 		w.mu.Lock()
-		if v == over {
+		switch {
+		case v == busy && len(l.jobs) > 0 && l.jobs[0] == j:
+			w.unqueue(l) // whoever ends the job queues it again
+			continue
+		case v == over:
 			l.jobs[0] = nil
 			l.jobs = l.jobs[1:]
 		}
-		if v != busy && len(l.jobs) > 0 {
+		if len(l.jobs) > 0 {
 			w.queue(l)
 		}
 	}
