@@ -26,7 +26,8 @@
 //   - A notification attached to a WRITE arrives after its bytes, and only if all of them arrived.
 //   - After Revoke has returned no byte is written (or read) under that grant, whatever the writer
 //     does: stopped in the middle, hostile, dead.
-//   - A transfer that touches one byte outside of its grant moves none.
+//   - No byte outside of a grant moves. A transfer that names one fails; of a large one, parts that
+//     are granted may have moved by then.
 //   - Indices and lengths are checked before any byte moves. A hostile peer can cause an error,
 //     never a crash, never a write outside a grant, never a delay for other peers.
 //   - Registered memory is never Go heap.

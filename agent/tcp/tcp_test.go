@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -9,7 +10,13 @@ import (
 	"github.com/kvferry/kvferry/agent/agenttest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestConformance(t *testing.T) {
 	for name, cfg := range map[string]Config{
