@@ -465,5 +465,4 @@ func (l *pipeListener) Network() string { return "pipe" }
 func (l *pipeListener) String() string  { return l.addr }
 
 func (l leg) wireBlocks() kv.BlockIDs { return kv.BlockIDs{l.blocks} }
-func generation(n int) kv.Generation  { return kv.Generation(n) }
 func requestID(s string) kv.RequestID { return kv.RequestID(s) }

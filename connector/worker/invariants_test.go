@@ -47,32 +47,36 @@ type world struct {
 }
 
 func TestMachineInvariants(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := &world{t: t, m: newMachine(machineConfig()), now: time.Unix(1000, 0),
-			flights: map[connector.PeerAddr]bool{}, pins: map[*remote]int{}, grants: map[agent.GrantID]kv.RequestID{}, granted: map[uint64]agent.GrantID{},
-			receives: map[kv.RequestID]bool{}, wire: map[kv.RequestID]string{}, holds: map[kv.RequestID]bool{}, reading: map[agent.TransferID]kv.RequestID{},
-			resulted: map[agent.TransferID]bool{}, served: map[string]bool{}, gens: map[agent.Name]uint64{}, alive: map[string]int{}}
-		t.Repeat(map[string]func(*rapid.T){
-			"register":   w.register,
-			"finish":     w.finish,
-			"drop":       w.drop,
-			"cancel":     w.cancel,
-			"beats":      w.beats,
-			"connect":    w.connect,
-			"notify":     w.notify,
-			"complete":   w.complete,
-			"result":     w.result,
-			"stop":       w.stop,
-			"lose":       w.lose,
-			"heartbeat":  w.heartbeat,
-			"time":       w.time,
-			"":           func(*rapid.T) { w.check() },
-			"regAgain":   w.notify,
-			"replay":     w.replay,
-			"finishMore": w.finish,
-		})
-		w.drain()
+	for i := range 10 { // a thousand runs
+		t.Run(fmt.Sprint(i), func(t *testing.T) { rapid.Check(t, machineInvariants) })
+	}
+}
+
+func machineInvariants(t *rapid.T) {
+	w := &world{t: t, m: newMachine(machineConfig()), now: time.Unix(1000, 0),
+		flights: map[connector.PeerAddr]bool{}, pins: map[*remote]int{}, grants: map[agent.GrantID]kv.RequestID{}, granted: map[uint64]agent.GrantID{},
+		receives: map[kv.RequestID]bool{}, wire: map[kv.RequestID]string{}, holds: map[kv.RequestID]bool{}, reading: map[agent.TransferID]kv.RequestID{},
+		resulted: map[agent.TransferID]bool{}, served: map[string]bool{}, gens: map[agent.Name]uint64{}, alive: map[string]int{}}
+	t.Repeat(map[string]func(*rapid.T){
+		"register":   w.register,
+		"finish":     w.finish,
+		"drop":       w.drop,
+		"cancel":     w.cancel,
+		"beats":      w.beats,
+		"connect":    w.connect,
+		"notify":     w.notify,
+		"complete":   w.complete,
+		"result":     w.result,
+		"stop":       w.stop,
+		"lose":       w.lose,
+		"heartbeat":  w.heartbeat,
+		"time":       w.time,
+		"":           func(*rapid.T) { w.check() },
+		"regAgain":   w.notify,
+		"replay":     w.replay,
+		"finishMore": w.finish,
 	})
+	w.drain()
 }
 
 // step feeds the machine as the driver does: what an action answers comes before anything else.

@@ -184,19 +184,27 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 }
 
 func (s *scenario) connected(t *testing.T, d *datadriven.TestData) *peer.Connected {
-	engine := d.CmdArgs[0].Key
-	name, ok := arg(d, "agent")
-	if !ok {
-		name = strings.ToLower(engine) + ".0"
+	c := s.peerOf(d.CmdArgs[0].Key)
+	r := &c.Ranks[0]
+	if name, ok := arg(d, "agent"); ok {
+		r.Agent.ID.Name = agent.Name(name)
 	}
+	r.Meta.BlockSize = argInt(t, d, "size", 4)
+	if _, stock := arg(d, "stock"); stock {
+		r.Meta.Extension = nil
+	}
+	c.Gen = kv.Generation(argInt(t, d, "gen", 1))
+	r.Agent.ID.Gen = c.Gen
+	return c
+}
+
+// peerOf is a connected engine of one rank whose memory is like ours.
+func (s *scenario) peerOf(engine string) *peer.Connected {
 	meta := &wire.AgentMetadata{EngineID: kv.EngineID(engine), KVCachesBaseAddr: []uint64{1 << 20}, NumBlocks: 100, BlockLens: []int{64},
-		BlockStrides: []int{64}, KVCacheLayout: "LBHNC", BlockSize: argInt(t, d, "size", 4), PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1}
-	if _, stock := arg(d, "stock"); !stock {
-		meta.Extension = &wire.Extension{Version: 1, Instance: "i", Capabilities: Capabilities()}
-	}
-	gen := kv.Generation(argInt(t, d, "gen", 1))
-	return &peer.Connected{Engine: kv.EngineID(engine), Gen: gen, Ranks: []peer.RankPeer{{
-		Agent: agent.Peer{ID: agent.PeerID{Name: agent.Name(name), Gen: gen}, Transport: "local", Why: "test"}, Meta: meta}}}
+		BlockStrides: []int{64}, KVCacheLayout: "LBHNC", BlockSize: 4, PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1,
+		Extension: &wire.Extension{Version: 1, Instance: "i", Capabilities: Capabilities()}}
+	return &peer.Connected{Engine: kv.EngineID(engine), Gen: 1, Ranks: []peer.RankPeer{{
+		Agent: agent.Peer{ID: agent.PeerID{Name: agent.Name(strings.ToLower(engine) + ".0"), Gen: 1}, Transport: "local", Why: "test"}, Meta: meta}}}
 }
 
 func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
