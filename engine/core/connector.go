@@ -15,8 +15,9 @@ import (
 //	                            └─> Outcome Received or ReceiveFailed, if external tokens were taken
 //
 // Arrived, Allocated and Finished come at most once per request, Finished exactly once for each
-// that arrived without an error, and not before a due Received or ReceiveFailed unless the request
-// is aborted.
+// that arrived without an error, and not before a due Received or ReceiveFailed unless as
+// FinishAbort: the client has gone, or others need the blocks. If such a request is computed here
+// after all, nothing more is said of it.
 type Connector interface {
 	// Arrived announces a request. An error refuses it, and nothing of it is kept.
 	Arrived(now time.Time, r connector.Request) error

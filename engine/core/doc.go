@@ -6,7 +6,7 @@
 //	driver ───> Abort            ┌─────────┐ Emit, Refused ──────> clients
 //	            StepDone ──────> │ Machine │ SendMeta ───────────> workers
 //	            ConnectorOutput  └──┬───┬──┘
-//	            Tick                │   └── Pool: references, free list, contents by hash
+//	            ResetCache, Tick    │   └── Pool: references, free list, contents by hash
 //	                                └────── Connector: the SchedulerHalf
 //
 // # The life of a request
@@ -14,7 +14,8 @@
 //	          External > 0                  Received
 //	waiting ───────────────> remote ───────────────────> waiting, with blocks
 //	   │                        │ ReceiveFailed             │
-//	   │ blocks and a place     └───────────> ended         │ a place
+//	   │ blocks and a place     ├───────────> ended (fail)  │ a place
+//	   │                        └───────────> waiting, without blocks (recompute)
 //	   └──────────────> running <───────────────────────────┘
 //	         ^            │ │
 //	         └────────────┘ └── stop, length, abort, error ──> ended, or held until an Outcome
@@ -24,6 +25,19 @@
 // KV that comes from a peer are given, and the peer is told, in the very event that brings the
 // request or frees the blocks. At most one step is in flight; what it reads and writes has
 // references of its own, so that blocks given back meanwhile are reused only after it.
+//
+// # What ends a wait for blocks
+//
+// Requests get blocks by arrival, so that a wait ends when those before it end: running ones by their
+// limits, receives by an Outcome, holds by an Outcome. If nothing runs and all blocks that are needed
+// belong to receives, these are given up after Config.ParkTimeout without any news, the latest
+// first: two engines that hold blocks for each other's requests would else wait for ever although
+// both live.
+//
+// # Cache resets
+//
+// A reset makes all contents unknown, now and for what live requests compute behind older KV. It is
+// refused, or waits, while blocks are held for peers or written by them.
 //
 // Machine and Pool belong to one goroutine.
 package core

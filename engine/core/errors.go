@@ -42,6 +42,21 @@ func (e *QueueFullError) Error() string {
 	return fmt.Sprintf("%d requests wait already, which is the limit; try again later", e.Limit)
 }
 
+// CacheBusyError: the prefix cache cannot be reset while peers read or write blocks.
+type CacheBusyError struct {
+	Receiving int // requests whose KV is on its way
+	Held      int // ended requests whose blocks are kept for a peer
+	Waiting   int // resets that wait already, if that is why
+}
+
+func (e *CacheBusyError) Error() string {
+	if e.Waiting > 0 {
+		return fmt.Sprintf("%d resets of the prefix cache wait already, which is the limit; try again later", e.Waiting)
+	}
+	return fmt.Sprintf("the prefix cache cannot be reset: KV of %d requests is on its way and blocks of %d are held for peers; "+
+		"wait for them or try again later", e.Receiving, e.Held)
+}
+
 // ModelError: a step of the model failed.
 type ModelError struct{ Err error }
 

@@ -23,6 +23,7 @@ type fakeConn struct {
 	refuse   error
 	deadline time.Time
 	expired  []connector.Outcome
+	fresh    []*fakeReq // allocated since the world looked last
 }
 
 type fakeReq struct {
@@ -34,6 +35,7 @@ type fakeReq struct {
 	blocks     []kv.BlockID
 	computed   int
 	external   int
+	epoch      int // of the prefix cache when its blocks were given
 	finishedAs connector.FinishReason
 }
 
@@ -74,6 +76,7 @@ func (f *fakeConn) Allocated(_ time.Time, id kv.RequestID, blocks kv.BlockIDs, c
 	}
 	q.allocated, q.receiving = true, external > 0
 	q.blocks, q.computed, q.external = blocks[0], computed, external
+	f.fresh = append(f.fresh, q)
 	f.trace("allocated %s blocks=%v computed=%d external=%d", id, blocks[0], computed, external)
 	if external > 0 {
 		f.pending = append(f.pending, "register "+string(id))
@@ -203,14 +206,27 @@ func answer(prompt []kv.Token, maxTokens, context int, stop []kv.Token) []kv.Tok
 type memory struct {
 	blockSize int
 	slots     []uint64
+	epochs    []int // per slot: of the prefix cache when the writer got its blocks
 }
 
 func newMemory(cfg Config) *memory {
-	return &memory{blockSize: cfg.BlockSize, slots: make([]uint64, cfg.BlockSize*cfg.NumBlocks)}
+	n := cfg.BlockSize * cfg.NumBlocks
+	return &memory{blockSize: cfg.BlockSize, slots: make([]uint64, n), epochs: make([]int, n)}
+}
+
+func (m *memory) slot(blocks []kv.BlockID, position int) int {
+	return int(blocks[position/m.blockSize])*m.blockSize + position%m.blockSize
+}
+
+// stamp marks positions as written by a request of an epoch.
+func (m *memory) stamp(blocks []kv.BlockID, from, to, epoch int) {
+	for p := from; p < to; p++ {
+		m.epochs[m.slot(blocks, p)] = epoch
+	}
 }
 
 func (m *memory) at(blocks []kv.BlockID, position int) *uint64 {
-	return &m.slots[int(blocks[position/m.blockSize])*m.blockSize+position%m.blockSize]
+	return &m.slots[m.slot(blocks, position)]
 }
 
 func (m *memory) write(blocks []kv.BlockID, start int, values []uint64) {
@@ -271,7 +287,12 @@ func describe(a Action) string {
 		if a.Err != nil {
 			s += fmt.Sprintf(" err=%q", a.Err)
 		}
+		if a.LoadErr != nil {
+			s += fmt.Sprintf(" load-err=%q", a.LoadErr)
+		}
 		return s
+	case CacheReset:
+		return fmt.Sprintf("reset %d: %d blocks forgotten, err=%v", a.Ticket, a.Blocks, a.Err)
 	}
 	panic(a)
 }

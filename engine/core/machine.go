@@ -25,6 +25,9 @@ type Machine struct {
 	flight   []flying // the step in flight, in the order of its batch
 	inFlight bool
 	stalled  bool // the last running request could not get a block in the last scheduling
+	starved  bool // in the last scheduling, somebody could not get blocks
+	parking  parking
+	resets   []uint64 // tickets of cache resets that wait
 
 	arrivals uint64
 	actions  []Action
@@ -53,9 +56,14 @@ type request struct {
 	hashes   []Hash // of the first full blocks of tokens, as far as known
 	offered  int    // blocks given to the prefix cache, as far as it wants them
 	starved  bool   // it could not get blocks when it was last tried
+	stale    bool   // blocks has KV from before a cache reset
 
-	admitted bool // it has had blocks
-	external int  // tokens that a peer was asked for
+	admitted bool             // it has had blocks
+	counted  bool             // usage.Cached is known
+	external int              // tokens that a peer was asked for
+	lost     *connector.Error // its receive was given up, but may still be written to
+	left     bool             // the connector was told its end
+	loadErr  *connector.Error // why its KV did not come, if it goes on without
 	usage    Usage
 	transfer connector.TransferFacts
 }
@@ -85,6 +93,7 @@ func New(cfg Config, conn Connector) (*Machine, error) {
 // Step takes one event and gives what to do about it. now must not go back.
 func (m *Machine) Step(now time.Time, e Event) []Action {
 	m.actions = nil
+	progress := false
 	switch e := e.(type) {
 	case Add:
 		if err := m.add(now, e.Request); err != nil {
@@ -98,14 +107,22 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		m.stepDone(now, e)
 	case ConnectorOutput:
 		if m.conn != nil {
-			m.apply(now, m.conn.Update(now, e.WorkerOutput))
+			progress = m.apply(now, m.conn.Update(now, e.WorkerOutput))
 		}
+	case ResetCache:
+		m.resetCache(e)
+	case GiveUpReset:
+		m.giveUpReset(e.Ticket)
 	case Tick:
 		if m.conn != nil {
-			m.apply(now, m.conn.Expire(now))
+			progress = m.apply(now, m.conn.Expire(now))
 		}
 	}
+	m.resetWaiting()
 	batch := m.schedule(now)
+	if m.watchParking(now, progress) {
+		batch = m.schedule(now)
+	}
 	if m.conn != nil {
 		if meta, ok := m.conn.Metadata(now); ok {
 			m.do(SendMeta{Meta: meta})
@@ -124,7 +141,13 @@ func (m *Machine) Deadline() (time.Time, bool) {
 	if m.conn == nil {
 		return time.Time{}, false
 	}
-	return m.conn.Deadline()
+	at, ok := m.conn.Deadline()
+	if m.parking.on {
+		if end := m.parking.since.Add(m.cfg.ParkTimeout); !ok || end.Before(at) {
+			return end, true
+		}
+	}
+	return at, ok
 }
 
 // Stats is a snapshot.
@@ -214,8 +237,11 @@ func (m *Machine) add(now time.Time, in Request) error {
 func (m *Machine) finish(now time.Time, r *request, why connector.FinishReason, err error, last ...kv.Token) {
 	m.detach(r)
 	out := Output{ID: r.ID, Tokens: last, Finish: why, Err: err, Transfer: r.transfer}
-	hold := false
-	if r.Params != nil {
+	if r.loadErr != nil {
+		out.LoadErr = r.loadErr
+	}
+	hold := r.lost != nil
+	if r.Params != nil && !r.left {
 		hold, out.Params = m.conn.Finished(now, r.ID, why, kv.BlockIDs{slices.Clone(r.blocks)}, r.computed)
 	}
 	r.usage.Blocks = len(r.blocks)
@@ -244,6 +270,13 @@ func (m *Machine) detach(r *request) {
 	}
 }
 
+// strip takes a request out of its queue and its blocks from it.
+func (m *Machine) strip(r *request) {
+	m.detach(r)
+	m.pool.Release(r.blocks)
+	r.blocks, r.computed, r.offered, r.stale = nil, 0, 0, false
+}
+
 // drop gives a request's blocks back and forgets it.
 func (m *Machine) drop(r *request) {
 	m.pool.Release(r.blocks)
@@ -252,8 +285,8 @@ func (m *Machine) drop(r *request) {
 	delete(m.requests, r.ID)
 }
 
-// apply carries out what the connector is certain of.
-func (m *Machine) apply(now time.Time, outcomes []connector.Outcome) {
+// apply carries out what the connector is certain of. It reports whether a receive or hold ended.
+func (m *Machine) apply(now time.Time, outcomes []connector.Outcome) (progress bool) {
 	for _, o := range outcomes {
 		r := m.requests[o.ID]
 		switch {
@@ -261,23 +294,19 @@ func (m *Machine) apply(now time.Time, outcomes []connector.Outcome) {
 			// Whatever it is called, it says that nobody reads or writes the blocks any more.
 			m.detach(r)
 			m.drop(r)
-		case r != nil && r.state == remote:
+			progress = true
+		case r != nil && r.state == remote && r.lost == nil && o.Kind == connector.Received:
 			r.transfer = o.Transfer
-			if o.Kind == connector.Received {
-				m.received(r)
-				continue
-			}
-			m.stats.ReceiveFailed++
-			err := error(o.Err)
-			if o.Err == nil {
-				err = &connector.Error{Request: r.ID, Peer: r.Params.RemoteEngineID, Phase: connector.PhaseTransfer,
-					Reason: "the connector gave the blocks back without a reason"}
-			}
-			m.finish(now, r, connector.FinishError, err)
+			m.received(r)
+			progress = true
+		case r != nil && r.state == remote:
+			m.loadFailed(now, r, o.Err)
+			progress = true
 		default:
 			m.stats.StrayOutcomes++
 		}
 	}
+	return progress
 }
 
 // received makes a request ready for the batch: its KV is in place, and the last prompt token is
@@ -348,7 +377,7 @@ func (m *Machine) advance(now time.Time, f flying, res Result) {
 // offer gives blocks that are full of computed tokens to the prefix cache. Nobody writes them any
 // more: the next token goes behind them.
 func (m *Machine) offer(r *request) {
-	if !m.cfg.PrefixCaching {
+	if !m.cfg.PrefixCaching || r.stale {
 		return
 	}
 	full := r.computed / m.cfg.BlockSize

@@ -28,10 +28,17 @@ type world struct {
 	done  []Result // of the batch, if it was computed early
 	n     int
 	reqs  map[kv.RequestID]*tracked
+	now   time.Time
+
+	epoch  int             // how often the prefix cache was reset
+	ticket uint64          // of the last reset
+	resets map[uint64]bool // that wait
 }
 
 type tracked struct {
 	Request
+	epoch  int // when it got its blocks
+	next   int // position where it goes on unless it got other blocks
 	got    []kv.Token
 	finish connector.FinishReason
 	err    error
@@ -39,7 +46,7 @@ type tracked struct {
 }
 
 func newWorld(t *rapid.T, cfg Config) *world {
-	w := &world{t: t, cfg: cfg, mem: newMemory(cfg), reqs: map[kv.RequestID]*tracked{}}
+	w := &world{t: t, cfg: cfg, mem: newMemory(cfg), reqs: map[kv.RequestID]*tracked{}, resets: map[uint64]bool{}}
 	w.conn = newFakeConn(t.Fatal)
 	var err error
 	if w.m, err = New(cfg, w.conn); err != nil {
@@ -59,11 +66,13 @@ func drawConfig(t *rapid.T) Config {
 		MaxContext:     rapid.IntRange(8, 40).Draw(t, "context"),
 		EOS:            []kv.Token{0},
 		PrefixCaching:  rapid.Bool().Draw(t, "caching"),
+		LoadFailure:    rapid.SampledFrom([]kv.LoadFailurePolicy{"", kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure}).Draw(t, "policy"),
+		ParkTimeout:    time.Duration(rapid.SampledFrom([]int{0, 30}).Draw(t, "park")) * time.Second,
 	}
 }
 
 func (w *world) step(e Event) []Action {
-	actions := w.m.Step(time.Time{}, e)
+	actions := w.m.Step(w.now, e)
 	for _, a := range actions {
 		switch a := a.(type) {
 		case RunStep:
@@ -71,12 +80,45 @@ func (w *world) step(e Event) []Action {
 			w.batch, w.done = a.Batch, nil
 		case Emit:
 			w.emit(a.Output)
+		case CacheReset:
+			w.reset(a)
 		}
 	}
+	for _, q := range w.conn.fresh {
+		q.epoch = w.epoch
+	}
+	w.conn.fresh = nil
 	if err := w.m.Check(); err != nil {
 		w.t.Fatal(err)
 	}
 	return actions
+}
+
+// reset takes the answer to a ResetCache.
+func (w *world) reset(a CacheReset) {
+	if !w.resets[a.Ticket] {
+		w.t.Fatalf("reset %d is answered, but does not wait", a.Ticket)
+	}
+	delete(w.resets, a.Ticket)
+	if a.Err == nil {
+		w.epoch++
+	}
+}
+
+// checkAge checks that a request that got blocks after a reset of the prefix cache finds nothing
+// there that is older, nor anything that was computed behind it.
+func (w *world) checkAge(s Sequence) {
+	r := w.reqs[s.ID]
+	if s.Start != r.next || s.Start == 0 {
+		r.epoch = w.epoch // it has new blocks
+	}
+	for p := range s.Start {
+		if got := w.mem.epochs[w.mem.slot(s.Blocks, p)]; got < r.epoch {
+			w.t.Fatalf("%s: position %d is of epoch %d, its blocks of %d", s.ID, p, got, r.epoch)
+		}
+	}
+	r.next = s.Start + len(s.Tokens)
+	w.mem.stamp(s.Blocks, s.Start, r.next, r.epoch)
 }
 
 func (w *world) checkBatch(batch []Sequence) {
@@ -98,6 +140,7 @@ func (w *world) checkBatch(batch []Sequence) {
 		if len(s.Blocks) != (end+w.cfg.BlockSize-1)/w.cfg.BlockSize {
 			w.t.Fatalf("%s: %d tokens in %d blocks", s.ID, end, len(s.Blocks))
 		}
+		w.checkAge(s)
 	}
 	if tokens > w.cfg.MaxBatchTokens {
 		w.t.Fatalf("%d tokens in a step of at most %d", tokens, w.cfg.MaxBatchTokens)
@@ -115,6 +158,7 @@ func (w *world) emit(o Output) {
 	if len(r.got) > len(want) || !slices.Equal(r.got, want[:len(r.got)]) {
 		w.t.Fatalf("%s: answered %v, alone it is %v", o.ID, r.got, want)
 	}
+	w.checkLoad(r, o)
 	switch o.Finish {
 	case connector.FinishStop, connector.FinishLength:
 		w.checkEnd(r, o, want)
@@ -122,6 +166,24 @@ func (w *world) emit(o Output) {
 		if o.Err == nil {
 			w.t.Fatalf("%s ends as %s without an error", o.ID, o.Finish)
 		}
+	}
+}
+
+// checkLoad checks that a failed load has done to the request what its policy says.
+func (w *world) checkLoad(r *tracked, o Output) {
+	if o.Finish == "" {
+		return
+	}
+	policy := w.cfg.LoadFailure
+	if r.Params != nil && r.Params.LoadFailurePolicy != "" {
+		policy = r.Params.LoadFailurePolicy
+	}
+	var failed *connector.Error
+	if errors.As(o.Err, &failed) && policy == kv.RecomputeOnLoadFailure || o.LoadErr != nil && policy != kv.RecomputeOnLoadFailure {
+		w.t.Fatalf("%s: policy %q, ends with %v after %v", o.ID, policy, o.Err, o.LoadErr)
+	}
+	if (o.LoadErr != nil) != (o.Usage.Recomputed > 0) || o.LoadErr != nil && o.Usage.External > 0 {
+		w.t.Fatalf("%s: load failure %v, usage %+v", o.ID, o.LoadErr, o.Usage)
 	}
 }
 
@@ -171,6 +233,7 @@ func (w *world) add(t *rapid.T) {
 		r.Params = &kv.TransferParams{DoRemoteDecode: true}
 	case 2:
 		r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
+		r.Params.LoadFailurePolicy = rapid.SampledFrom([]kv.LoadFailurePolicy{"", "", kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure}).Draw(t, "own policy")
 	}
 	w.conn.refuse = nil
 	if rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
@@ -212,9 +275,14 @@ func (w *world) scribble(t *rapid.T) {
 	if q == nil {
 		t.Skip()
 	}
+	w.tear(q, rapid.Uint64().Draw(t, "garbage"))
+}
+
+func (w *world) tear(q *fakeReq, garbage uint64) {
 	for _, b := range q.blocks[q.computed/w.cfg.BlockSize:] {
 		for i := range w.cfg.BlockSize {
-			w.mem.slots[int(b)*w.cfg.BlockSize+i] = rapid.Uint64().Draw(t, "garbage")
+			garbage = mix(garbage, uint64(i))
+			w.mem.slots[int(b)*w.cfg.BlockSize+i] = garbage
 		}
 	}
 }
@@ -224,10 +292,15 @@ func (w *world) settle(q *fakeReq, fail bool) {
 	rep := connector.ReceiveReport{ID: q.ID}
 	if fail {
 		rep.Err = &connector.Error{Request: q.ID, Peer: "P", Phase: connector.PhaseTransfer, Reason: "cut"}
+		w.tear(q, 5)
 	} else {
 		all := entries(w.reqs[q.ID].Prompt)
 		from := q.computed / w.cfg.BlockSize * w.cfg.BlockSize
 		w.mem.write(q.blocks, from, all[from:])
+		w.mem.stamp(q.blocks, from, len(all), q.epoch)
+		if r := w.reqs[q.ID]; !q.finished {
+			r.epoch, r.next = q.epoch, min(q.computed+q.external, len(r.Prompt)-1)
+		}
 	}
 	w.step(ConnectorOutput{connector.WorkerOutput{Recv: []connector.ReceiveReport{rep}}})
 }
@@ -258,6 +331,14 @@ func (w *world) report() {
 	w.step(StepDone{Results: done})
 }
 
+// pass lets time pass and what is due happen.
+func (w *world) pass(d time.Duration) {
+	w.now = w.now.Add(d)
+	if at, ok := w.m.Deadline(); ok && !w.now.Before(at) {
+		w.step(Tick{})
+	}
+}
+
 // drain lets everything end and checks that nothing is left.
 func (w *world) drain(fail bool) {
 	for turn := 0; !w.m.Quiet(); turn++ {
@@ -283,6 +364,9 @@ func (w *world) drain(fail bool) {
 		if r.finish == "" {
 			w.t.Fatalf("%s never ended", id)
 		}
+	}
+	if len(w.resets) > 0 {
+		w.t.Fatalf("resets still wait: %v", w.resets)
 	}
 	for id := range w.conn.reqs {
 		w.t.Fatalf("the connector was not told the end of %s", id)
@@ -334,6 +418,24 @@ func TestMachine(t *testing.T) {
 				}
 				id := kv.RequestID(fmt.Sprintf("r%d", rapid.IntRange(max(1, w.n-8), w.n).Draw(t, "which")))
 				w.step(Abort{ID: id, Err: errors.New("client gone")})
+			},
+			"time": func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second) },
+			"reset": func(t *rapid.T) {
+				if rapid.IntRange(0, 3).Draw(t, "rarely") > 0 {
+					t.Skip()
+				}
+				w.ticket++
+				w.resets[w.ticket] = true
+				w.step(ResetCache{Ticket: w.ticket, Wait: rapid.Bool().Draw(t, "wait")})
+			},
+			"give up reset": func(t *rapid.T) {
+				if w.ticket == 0 {
+					t.Skip()
+				}
+				w.step(GiveUpReset{Ticket: w.ticket})
+				if w.resets[w.ticket] {
+					t.Fatal("it still waits")
+				}
 			},
 			"scribble": w.scribble,
 			"settle": func(t *rapid.T) {
@@ -392,6 +494,49 @@ func TestNobodyStarves(t *testing.T) {
 	})
 }
 
+// Peers that never send anything and never go away: with the park timeout, whoever waits for blocks
+// gets them, so that at the end only receives are left.
+func TestParkedLoadsEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := drawConfig(t)
+		cfg.ParkTimeout = time.Minute
+		w := newWorld(t, cfg)
+		for range rapid.IntRange(1, 12).Draw(t, "requests") {
+			w.add(t)
+		}
+		for turn := 0; ; turn++ {
+			if turn > 500 {
+				t.Fatalf("it does not end: %+v", w.m.Stats())
+			}
+			over := w.batch == nil
+			for _, id := range w.ids() {
+				if q := w.conn.reqs[id]; q != nil && (isLeased(q) || isReceiving(q) && q.finished) {
+					over = false
+					if isLeased(q) {
+						w.release(q)
+					} else {
+						w.settle(q, false) // the workers have revoked
+					}
+				}
+			}
+			if w.batch != nil {
+				w.report()
+			}
+			at, due := w.m.Deadline()
+			if due {
+				w.pass(at.Sub(w.now))
+			}
+			if over && !due {
+				break
+			}
+		}
+		if s := w.m.Stats(); s.Waiting+s.Running+s.Held > 0 {
+			t.Fatalf("nothing will happen any more, but %+v", s)
+		}
+		w.drain(rapid.Bool().Draw(t, "peers are gone"))
+	})
+}
+
 func TestWithoutConnector(t *testing.T) {
 	m, err := New(Config{BlockSize: 4, NumBlocks: 4, MaxBatchTokens: 8, MaxRunning: 2, MaxWaiting: 2, MaxContext: 16}, nil)
 	if err != nil {
@@ -418,6 +563,7 @@ func TestConfigValidate(t *testing.T) {
 		"block size": func(c *Config) { c.BlockSize = 0 }, "blocks": func(c *Config) { c.NumBlocks = -1 },
 		"batch": func(c *Config) { c.MaxBatchTokens = 1 }, "running": func(c *Config) { c.MaxRunning = 0 },
 		"waiting": func(c *Config) { c.MaxWaiting = 0 }, "context": func(c *Config) { c.MaxContext = 1 },
+		"policy": func(c *Config) { c.LoadFailure = "retry" }, "park": func(c *Config) { c.ParkTimeout = -1 },
 	} {
 		c := good
 		spoil(&c)

@@ -141,6 +141,16 @@ func (p *Pool) Cache(id kv.BlockID, h Hash) {
 	b.hash, b.cached = h, true
 }
 
+// Forget makes all contents unknown and tells of how many blocks they were. Blocks in use stay so.
+func (p *Pool) Forget() int {
+	n := len(p.cache)
+	clear(p.cache)
+	for i := range p.blocks {
+		p.blocks[i].cached = false
+	}
+	return n
+}
+
 func (p *Pool) forget(b *block) {
 	if b.cached {
 		delete(p.cache, b.hash)

@@ -34,6 +34,7 @@ type scenario struct {
 	mem     *memory
 	batch   []Sequence
 	prompts map[string][]kv.Token
+	now     time.Time
 	out     strings.Builder
 }
 
@@ -47,6 +48,12 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 	if d.HasArg("no-cache") {
 		cfg.PrefixCaching = false
 	}
+	if d.HasArg("recompute") {
+		cfg.LoadFailure = kv.RecomputeOnLoadFailure
+	}
+	var park int
+	d.MaybeScanArgs(t, "park", &park)
+	cfg.ParkTimeout = time.Duration(park) * time.Second
 	s := &scenario{mem: newMemory(cfg), prompts: map[string][]kv.Token{}}
 	s.conn = newFakeConn(t.Fatal)
 	s.conn.trace = func(format string, args ...any) { fmt.Fprintf(&s.out, "  connector: "+format+"\n", args...) }
@@ -66,9 +73,13 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	if d.Cmd == "stats" {
 		st := s.m.Stats()
-		fmt.Fprintf(&s.out, "free=%d/%d cached=%d running=%d waiting=%d remote=%d held=%d hits=%d/%d preemptions=%d stray=%d finished=%v\n",
+		fmt.Fprintf(&s.out, "free=%d/%d cached=%d running=%d waiting=%d remote=%d held=%d hits=%d/%d preemptions=%d stray=%d finished=%v",
 			st.BlocksFree, st.BlocksTotal, st.BlocksCached, st.Running, st.Waiting, st.WaitingRemote, st.Held,
 			st.PrefixHits, st.PrefixQueries, st.Preemptions, st.StrayOutcomes, st.Finished)
+		if st.ReceiveFailed > 0 {
+			fmt.Fprintf(&s.out, " failed=%d recomputed=%d unparked=%d", st.ReceiveFailed, st.Recomputed, st.Unparked)
+		}
+		fmt.Fprintln(&s.out)
 	}
 	return s.out.String()
 }
@@ -104,6 +115,9 @@ func (s *scenario) line(t *testing.T, line string) {
 			r.Params = &kv.TransferParams{DoRemoteDecode: true}
 		case "decode":
 			r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
+		}
+		if p, ok := opt["policy"]; ok {
+			r.Params.LoadFailurePolicy = kv.LoadFailurePolicy(p)
 		}
 		s.step(t, Add{Request: r})
 	case "abort":
@@ -143,6 +157,21 @@ func (s *scenario) line(t *testing.T, line string) {
 		err := &connector.Error{Request: id, Peer: "P", Phase: connector.PhaseWait, Reason: "silence"}
 		s.conn.expired = []connector.Outcome{{ID: id, Kind: connector.ReceiveFailed, Err: err}}
 		s.step(t, Tick{})
+	case "wait": // some seconds pass; what is due then happens
+		var n int
+		fmt.Sscan(opt["s"], &n)
+		s.now = s.now.Add(time.Duration(n) * time.Second)
+		if at, ok := s.m.Deadline(); ok && !s.now.Before(at) {
+			s.step(t, Tick{})
+		}
+	case "reset":
+		var ticket uint64
+		fmt.Sscan(opt["ticket"], &ticket)
+		s.step(t, ResetCache{Ticket: ticket, Wait: opt["wait"] == "true"})
+	case "give-up-reset":
+		var ticket uint64
+		fmt.Sscan(opt["ticket"], &ticket)
+		s.step(t, GiveUpReset{Ticket: ticket})
 	case "refuse":
 		s.conn.refuse = &connector.Error{Request: id, Phase: connector.PhaseParams, Reason: "remote_host is missing"}
 	case "accept":
@@ -153,7 +182,7 @@ func (s *scenario) line(t *testing.T, line string) {
 }
 
 func (s *scenario) step(t *testing.T, e Event) {
-	for _, a := range s.m.Step(time.Time{}, e) {
+	for _, a := range s.m.Step(s.now, e) {
 		if r, ok := a.(RunStep); ok {
 			if s.batch != nil {
 				t.Fatal("two steps in flight")

@@ -93,9 +93,7 @@ func (m *Machine) latestReady() *request {
 // preempt takes a request's blocks. It is computed again later; what a peer brought is not
 // transferred again.
 func (m *Machine) preempt(r *request) {
-	m.detach(r)
-	m.pool.Release(r.blocks)
-	r.blocks, r.computed, r.offered = nil, 0, 0
+	m.strip(r)
 	r.starved = true
 	r.usage.Preemptions++
 	m.stats.Preemptions++
@@ -123,7 +121,7 @@ func (m *Machine) admit(now time.Time, b *batch) {
 			still = append(still, r)
 		}
 	}
-	m.waiting = still
+	m.waiting, m.starved = still, short
 }
 
 // admitOne gives a request its first blocks, if it can use them now. It leaves r.starved telling
@@ -131,6 +129,10 @@ func (m *Machine) admit(now time.Time, b *batch) {
 func (m *Machine) admitOne(now time.Time, b *batch, room bool, r *request) bool {
 	handOff := r.Params != nil && !r.admitted
 	if !handOff && !(room && b.open) {
+		return false
+	}
+	if handOff && len(m.resets) > 0 {
+		r.starved = false // it waits for the reset, not for blocks
 		return false
 	}
 	hits := m.lookup(r)
@@ -173,17 +175,19 @@ func (m *Machine) allocate(now time.Time, r *request, hits []kv.BlockID, total, 
 	r.blocks = blocks
 	r.offered = len(hits)
 	r.computed = len(hits) * m.cfg.BlockSize
-	if r.admitted {
-		return true
+	if !r.counted {
+		r.counted = true
+		r.usage.Cached = r.computed
+		if m.cfg.PrefixCaching {
+			m.stats.PrefixQueries += uint64(len(r.Prompt))
+			m.stats.PrefixHits += uint64(r.computed)
+		}
 	}
-	r.admitted = true
-	r.usage.Cached = r.computed
-	if m.cfg.PrefixCaching {
-		m.stats.PrefixQueries += uint64(len(r.Prompt))
-		m.stats.PrefixHits += uint64(r.computed)
-	}
-	if r.Params != nil {
-		m.conn.Allocated(now, r.ID, kv.BlockIDs{slices.Clone(blocks)}, r.computed, external)
+	if !r.admitted {
+		r.admitted = true
+		if r.Params != nil {
+			m.conn.Allocated(now, r.ID, kv.BlockIDs{slices.Clone(blocks)}, r.computed, external)
+		}
 	}
 	return true
 }

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
@@ -17,6 +18,12 @@ type Config struct {
 	MaxContext     int        // tokens of prompt and answer together that the model can take
 	EOS            []kv.Token // end an answer unless the request ignores them
 	PrefixCaching  bool
+	// LoadFailure is what becomes of a request whose KV does not come, unless the request says
+	// otherwise. Empty means kv.FailOnLoadFailure.
+	LoadFailure kv.LoadFailurePolicy
+	// ParkTimeout is how long receives may hold blocks that others need while nothing at all goes
+	// on in this engine; 0 means for ever.
+	ParkTimeout time.Duration
 }
 
 // Validate reports the first number that no machine can work with.
@@ -33,6 +40,12 @@ func (c Config) Validate() error {
 		if f.value < f.least {
 			return fmt.Errorf("engine core: %s: %d is below %d", f.name, f.value, f.least)
 		}
+	}
+	if c.LoadFailure != "" && !c.LoadFailure.Valid() {
+		return fmt.Errorf("engine core: load failure policy %q is neither fail nor recompute", c.LoadFailure)
+	}
+	if c.ParkTimeout < 0 {
+		return fmt.Errorf("engine core: park timeout %v is negative", c.ParkTimeout)
 	}
 	return nil
 }
@@ -52,7 +65,8 @@ type Request struct {
 	Params     *kv.TransferParams // nil: no hand-off
 }
 
-// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput or Tick.
+// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput, ResetCache, GiveUpReset or
+// Tick.
 type Event interface{ coreEvent() }
 
 type (
@@ -72,6 +86,17 @@ type (
 	}
 	// ConnectorOutput is one rank's report.
 	ConnectorOutput struct{ connector.WorkerOutput }
+	// ResetCache asks for an empty prefix cache. CacheReset answers it: at once if no blocks are
+	// held for peers or being written by them; else with a *CacheBusyError at once, or with Wait when
+	// none are any more. Until then no hand-off is given blocks, so that the time comes. Tickets are
+	// the caller's to choose and differ.
+	ResetCache struct {
+		Ticket uint64
+		Wait   bool
+	}
+	// GiveUpReset ends the waiting of a ResetCache; it is then answered with a *CacheBusyError. An
+	// answered ticket is ignored.
+	GiveUpReset struct{ Ticket uint64 }
 	// Tick says that the time of Deadline has come.
 	Tick struct{}
 )
@@ -80,6 +105,8 @@ func (Add) coreEvent()             {}
 func (Abort) coreEvent()           {}
 func (StepDone) coreEvent()        {}
 func (ConnectorOutput) coreEvent() {}
+func (ResetCache) coreEvent()      {}
+func (GiveUpReset) coreEvent()     {}
 func (Tick) coreEvent()            {}
 
 // Result is what a step gave for one sequence.
@@ -89,7 +116,7 @@ type Result struct {
 	Err   error // no token: the request fails
 }
 
-// Action is what to do: Refused, RunStep, SendMeta or Emit, in the order given.
+// Action is what to do: Refused, RunStep, SendMeta, Emit or CacheReset, in the order given.
 type Action interface{ coreAction() }
 
 type (
@@ -104,12 +131,21 @@ type (
 	SendMeta struct{ Meta connector.StepMeta }
 	// Emit tells a request's reader something.
 	Emit struct{ Output }
+	// CacheReset answers a ResetCache. Without an error, nothing that was computed or received before
+	// is found in the prefix cache any more, now or later.
+	CacheReset struct {
+		Ticket uint64
+		Blocks int // that were forgotten
+		Err    error
+	}
 )
 
 func (Refused) coreAction()  {}
 func (RunStep) coreAction()  {}
 func (SendMeta) coreAction() {}
 func (Emit) coreAction()     {}
+
+func (CacheReset) coreAction() {}
 
 // Sequence is the part of one request that a step computes. The receiver owns it.
 type Sequence struct {
@@ -129,16 +165,18 @@ type Output struct {
 	Usage    Usage
 	Params   *kv.TransferParams      // what to answer; nil if nothing
 	Transfer connector.TransferFacts // of the KV that came from a peer
+	LoadErr  error                   // why KV did not come from a peer although the answer went on without
 	Err      error                   // for FinishError and FinishAbort
 }
 
-// Usage counts tokens of one request. Without preemption or failure Cached + External +
-// ComputedPrompt is Prompt.
+// Usage counts tokens of one request. Without preemption or error Cached + External + ComputedPrompt
+// is Prompt.
 type Usage struct {
 	Prompt         int
 	Completion     int
-	Cached         int // prompt tokens found in the prefix cache at first
+	Cached         int // prompt tokens found in the prefix cache at first; after a failed load, anew
 	External       int // prompt tokens brought by a peer and used
+	Recomputed     int // prompt tokens that a peer did not bring, so that they are not in External
 	ComputedPrompt int // prompt positions computed, recomputations counted again
 	Blocks         int // at the end
 	Preemptions    int
@@ -149,11 +187,14 @@ type Stats struct {
 	BlocksFree, BlocksTotal, BlocksCached int
 	Running, Waiting, WaitingRemote, Held int
 
-	PrefixQueries, PrefixHits      uint64 // prompt tokens looked up and found at first
+	PrefixQueries, PrefixHits      uint64 // prompt tokens looked up and found, but not after a preemption
 	Preemptions, Steps             uint64
 	PromptTokens, CompletionTokens uint64
 	ComputedPrompt, ExternalTokens uint64
 	Received, ReceiveFailed        uint64
+	Recomputed                     uint64 // failed receives whose request went on
+	Unparked                       uint64 // receives given up because others needed their blocks
+	CacheResets                    uint64
 	StrayOutcomes                  uint64 // outcomes of requests that wait for none
 	Finished                       map[connector.FinishReason]uint64
 }
