@@ -22,7 +22,6 @@ func TestConformance(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"defaults":     {AbortTimeout: 300 * time.Millisecond},
 		"small chunks": {AbortTimeout: 300 * time.Millisecond, ChunkBytes: 16 << 10, Streams: 4},
-		"one stream":   {AbortTimeout: 300 * time.Millisecond, Streams: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			agenttest.Run(t, func(t testing.TB) agenttest.Net { return newRelays(t, cfg).net() }, agenttest.Options{})
