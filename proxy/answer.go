@@ -39,7 +39,7 @@ func (q *request) write(b []byte) {
 	if q.gone {
 		return
 	}
-	_ = q.rc.SetWriteDeadline(time.Now().Add(clientWriteTimeout)) // a test's writer has no connection
+	_ = q.rc.SetWriteDeadline(time.Now().Add(q.r.patience)) // a test's writer has no connection
 	if _, err := q.w.Write(b); err != nil {
 		q.gone = true
 		return
@@ -58,7 +58,7 @@ func (q *request) complete(streamed bool) {
 	h.Set("Content-Type", a.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(a.body)))
 	q.status = http.StatusOK
-	_ = q.rc.SetWriteDeadline(time.Now().Add(clientWriteTimeout + time.Duration(len(a.body)>>16)*time.Second))
+	_ = q.rc.SetWriteDeadline(time.Now().Add(q.r.patience + time.Duration(len(a.body)>>16)*time.Second))
 	q.w.WriteHeader(q.status)
 	if _, err := q.w.Write(a.body); err == nil {
 		_ = q.rc.Flush()
@@ -75,7 +75,7 @@ func (q *request) reject(f *core.Failure) {
 		h.Set("Retry-After", f.RetryAfter)
 	}
 	q.status = f.Status
-	_ = q.rc.SetWriteDeadline(time.Now().Add(clientWriteTimeout))
+	_ = q.rc.SetWriteDeadline(time.Now().Add(q.r.patience))
 	writeJSON(q.w, f.Status, failureBody(f))
 	_ = q.rc.Flush()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/wire"
 )
@@ -195,5 +196,33 @@ func TestManyStreamsAndLargeBodies(t *testing.T) {
 	wg.Wait()
 	if n := p.asked(); n != 1 {
 		t.Errorf("P was asked %d times for its coordinates", n)
+	}
+}
+
+// TestClientThatDoesNotRead is taken for gone, and its legs end.
+func TestClientThatDoesNotRead(t *testing.T) {
+	p := newEngine(t, wire.PrefillLeg, goodPrefill)
+	d := newEngine(t, wire.DecodeLeg, func(_ *engine, w http.ResponseWriter, req *http.Request, _ *seen) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		event := "data: " + strings.Repeat("x", 1<<20) + "\n\n"
+		for req.Context().Err() == nil {
+			if _, err := io.WriteString(w, event); err != nil {
+				return
+			}
+		}
+	})
+	r := pair(t, p, d)
+	r.patience = 100 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	resp, err := r.send(ctx, "/v1/completions", `{"prompt":"x","stream":true}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	await(t, "the end of D's leg", await(t, "D's leg", d.arrived).gone)
+	r.settled(t)
+	if log := r.logs.String(); !strings.Contains(log, "the client left") {
+		t.Errorf("log: %s", log)
 	}
 }

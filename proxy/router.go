@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvferry/kvferry/proxy/core"
 )
@@ -19,7 +20,8 @@ type Router struct {
 	transport *http.Transport
 	pools     [2]*pool // by core.Leg
 	metrics   *metrics
-	forward   []string // client headers for the engines
+	forward   []string      // client headers for the engines
+	patience  time.Duration // clientWriteTimeout
 
 	inFlight  atomic.Int64
 	bodyBytes atomic.Int64
@@ -30,7 +32,7 @@ type Router struct {
 }
 
 // forwardAlways are client headers that engines, and tracing through them, may need.
-var forwardAlways = []string{"Authorization", "Traceparent", "Tracestate", "Baggage", "X-Session-Id", "X-Data-Parallel-Rank"}
+var forwardAlways = []string{"Authorization", "Traceparent", "Tracestate", "Baggage"}
 
 // New makes a router. It contacts nobody.
 func New(cfg Config) (*Router, error) {
@@ -38,7 +40,7 @@ func New(cfg Config) (*Router, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	r := &Router{cfg: cfg, log: cfg.Log, mux: http.NewServeMux()}
+	r := &Router{cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), patience: clientWriteTimeout}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.transport = &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: cfg.ConnectTimeout}).DialContext,

@@ -77,7 +77,7 @@ func (a *answer) event(v any) {
 
 // write sends bytes at once; false means that the client has gone.
 func (a *answer) write(b []byte) bool {
-	_ = a.rc.SetWriteDeadline(time.Now().Add(clientWriteTimeout)) // a test's writer has no connection
+	_ = a.rc.SetWriteDeadline(time.Now().Add(a.s.patience)) // a test's writer has no connection
 	if _, err := a.w.Write(b); err != nil {
 		return false
 	}
@@ -100,7 +100,7 @@ func (a *answer) finish() {
 		writeError(a.w, internalError())
 		return
 	}
-	_ = a.rc.SetWriteDeadline(time.Now().Add(clientWriteTimeout))
+	_ = a.rc.SetWriteDeadline(time.Now().Add(a.s.patience))
 	writeJSON(a.w, http.StatusOK, body)
 }
 

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -418,6 +419,25 @@ func TestClientLeaves(t *testing.T) {
 		leave()
 		f.takeAll(t)
 	}
+}
+
+// TestClientThatDoesNotRead is taken for gone, and its request is aborted.
+func TestClientThatDoesNotRead(t *testing.T) {
+	f := newFake(func(engine.Request) []engine.Output {
+		out := make([]engine.Output, 64)
+		for i := range out {
+			out[i] = engine.Output{Text: strings.Repeat("x", 1<<20), Tokens: []kv.Token{1}}
+		}
+		return out
+	})
+	r := newRig(t, f, Config{})
+	r.patience = 100 * time.Millisecond
+	resp, err := r.send(t.Context(), "POST", "/v1/completions", `{"prompt":"a","stream":true}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	f.takeAll(t)
 }
 
 func TestEndpoints(t *testing.T) {

@@ -61,6 +61,7 @@ type Server struct {
 	metrics  *metrics
 	created  int64
 	inFlight atomic.Int64
+	patience time.Duration // clientWriteTimeout
 }
 
 // New makes the server of an engine.
@@ -81,7 +82,7 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix()}
+	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(), patience: clientWriteTimeout}
 	s.metrics = newMetrics(e, &s.inFlight)
 	s.mux.HandleFunc("POST /v1/completions", s.serveCompletions)
 	s.mux.HandleFunc("POST /v1/chat/completions", s.serveChat)
