@@ -1,0 +1,170 @@
+package docs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// trace is the events of two engines in the order in which they happened. Any goroutine emits.
+type trace struct {
+	start time.Time
+	mu    struct {
+		sync.Mutex
+		lines []traceLine
+	}
+}
+
+type traceLine struct {
+	at        time.Duration
+	who, kind string
+	event     event.Event
+}
+
+func (l traceLine) String() string {
+	fields := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%+v", l.event), "{"), "}")
+	return fmt.Sprintf("%6.2f ms  %s  %-21s %s", float64(l.at.Microseconds())/1000, l.who, l.kind, fields)
+}
+
+func (t *trace) of(who string) event.Sink {
+	return event.SinkFunc(func(e event.Event) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.mu.lines = append(t.mu.lines, traceLine{time.Since(t.start), who, e.Kind(), e})
+	})
+}
+
+func (t *trace) snapshot() []traceLine {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.mu.lines)
+}
+
+// TestTraceOfTheWalkthrough hands one prompt from one engine to another, both in this process, and
+// compares the events with the ones that docs/walkthrough.md explains. -v prints them.
+func TestTraceOfTheWalkthrough(t *testing.T) {
+	want := documentedTrace(t)
+	tr := &trace{start: time.Now()}
+	p := startEngine(t, connector.Producer, tr.of("P"))
+	d := startEngine(t, connector.Consumer, tr.of("D"))
+	prompt := p.Tokenizer().Encode(strings.Repeat("A prompt of some blocks. ", 6))
+	at := p.Coordinates()
+
+	tr.start = time.Now() // no event yet: nobody knows anybody
+	decode := submit(t, d, engine.Request{
+		ID: "cmpl-walk-0-dddddddd", Prompt: prompt, MaxTokens: 4, IgnoreEOS: true,
+		Params: &kv.TransferParams{
+			DoRemotePrefill: true, RemoteEngineID: at.EngineID, RemoteHost: at.Host, RemotePort: at.Port,
+			RemoteRequestID: "walk", TPSize: at.TPSize, PPSize: at.PPSize, TransferID: "xfer-1",
+		},
+	})
+	prefill := submit(t, p, engine.Request{
+		ID: "cmpl-walk-0-aaaaaaaa", Prompt: prompt, MaxTokens: 1, IgnoreEOS: true,
+		Params: &kv.TransferParams{DoRemoteDecode: true, TransferID: "xfer-1"},
+	})
+	if out := last(t, prefill); out.Finish != connector.FinishLength || out.Params == nil {
+		t.Fatalf("P ended as %q (%v) with parameters %v", out.Finish, out.Err, out.Params)
+	}
+	out := last(t, decode)
+	if out.Finish != connector.FinishLength || out.Usage.ComputedPrompt != 1 || out.Transfer.Blocks == 0 {
+		t.Fatalf("D ended as %q (%v), usage %+v, transfer %+v", out.Finish, out.Err, out.Usage, out.Transfer)
+	}
+	closeEngine(t, p) // waits until the blocks are no longer held
+	closeEngine(t, d)
+
+	got := map[string][]string{}
+	for _, l := range tr.snapshot() {
+		t.Log(l)
+		if l.kind == "peer_gone" {
+			break // the engines are being closed
+		}
+		got[l.who] = append(got[l.who], l.kind)
+	}
+	for _, kinds := range []map[string][]string{got, want} {
+		meet(kinds["P"])
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the events are\n%v\ndocs/walkthrough.md has\n%v\nrun this test with -v and bring the document up to date", got, want)
+	}
+}
+
+// meet puts P's two sides of a pair in one order: either may come first.
+func meet(kinds []string) {
+	a, b := slices.Index(kinds, "lease_taken"), slices.Index(kinds, "registration_received")
+	if a > b && b >= 0 {
+		kinds[a], kinds[b] = kinds[b], kinds[a]
+	}
+}
+
+var traceLineForm = regexp.MustCompile(`(?m)^ *[0-9.]+ ms  ([PD])  ([a-z_]+)`)
+
+// documentedTrace is the kinds of events in the walkthrough, by engine.
+func documentedTrace(t *testing.T) map[string][]string {
+	t.Helper()
+	raw, err := os.ReadFile("../../docs/walkthrough.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]string{}
+	for _, m := range traceLineForm.FindAllStringSubmatch(string(raw), -1) {
+		out[m[1]] = append(out[m[1]], m[2])
+	}
+	if len(out["P"]) == 0 || len(out["D"]) == 0 {
+		t.Fatalf("docs/walkthrough.md has no trace of both engines: %v", out)
+	}
+	return out
+}
+
+func startEngine(t *testing.T, role connector.Role, events event.Sink) *engine.Engine {
+	t.Helper()
+	e, err := engine.New(engine.Config{EngineID: kv.EngineID(role), Role: role, NumBlocks: 64, Events: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeEngine(t, e) })
+	return e
+}
+
+func closeEngine(t *testing.T, e *engine.Engine) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := e.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func submit(t *testing.T, e *engine.Engine, r engine.Request) *engine.Stream {
+	t.Helper()
+	s, err := e.Submit(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// last reads a stream to its end.
+func last(t *testing.T, s *engine.Stream) engine.Output {
+	t.Helper()
+	for {
+		out, err := s.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.Finish != "" {
+			return out
+		}
+	}
+}
