@@ -226,9 +226,9 @@ func (c *checker) checkDecode(ctx context.Context, got *completion) error {
 	case err != nil:
 		return fmt.Errorf("decode engine: %w", err)
 	case line.ComputedPrompt > 1:
-		return fmt.Errorf("D computed %d prompt tokens itself, at most 1 is allowed: %s", line.ComputedPrompt, line)
+		return fmt.Errorf("the decode engine computed %d prompt tokens itself, at most 1 is allowed: %s", line.ComputedPrompt, line)
 	case line.Blocks < 1:
-		return fmt.Errorf("D received no block from P: %s", line)
+		return fmt.Errorf("no block came from the prefill engine: %s", line)
 	case line.Transport != chosenTransport(c.flags.pair.transport):
 		return fmt.Errorf("the KV came over %q, not over the chosen %q: %s", line.Transport, chosenTransport(c.flags.pair.transport), line)
 	}

@@ -186,6 +186,15 @@ func (c *child) explain(err error) error {
 	return fmt.Errorf("%s %s; its last log lines:\n    %s", c.name, how, strings.Join(c.mu.tail, "\n    "))
 }
 
+// kill ends the child with SIGKILL, which is no fault of the child's. It returns once it is gone.
+func (c *child) kill() {
+	c.mu.Lock()
+	c.mu.stopping = true
+	c.mu.Unlock()
+	_ = c.cmd.Process.Kill()
+	<-c.done
+}
+
 // stop ends the child: SIGTERM, then SIGKILL after stopTimeout. It returns once the child is gone.
 func (c *child) stop() {
 	c.mu.Lock()

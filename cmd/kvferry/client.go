@@ -40,12 +40,44 @@ type completionChunk struct {
 		TokenIDs     []int  `json:"token_ids"`
 		FinishReason string `json:"finish_reason"`
 	} `json:"choices"`
-	Error *struct {
-		Message string `json:"message"`
-	} `json:"error"`
+	Error *answerError `json:"error"`
 }
 
-// complete sends one request and reads the whole answer, streamed or not.
+// answerError is an error that a server told, in OpenAI's shape.
+type answerError struct {
+	Status  int    `json:"-"` // 0: told inside a stream
+	Message string `json:"message"`
+	Type    string `json:"type"`
+	Code    any    `json:"code"` // text, or a number within a stream
+	Leg     string `json:"leg"`  // that the router blames
+}
+
+func (e *answerError) Error() string {
+	if e.Status == 0 {
+		return "error in the answer: " + e.Message
+	}
+	return fmt.Sprintf("status %d: %s", e.Status, e.Message)
+}
+
+// readAnswerError makes an error of an answer whose status is not 200; text that is not in OpenAI's
+// shape becomes the message.
+func readAnswerError(resp *http.Response, limited io.Reader) error {
+	text, err := io.ReadAll(limited)
+	if err != nil {
+		return fmt.Errorf("status %d, and the answer broke off: %w", resp.StatusCode, err)
+	}
+	var body struct {
+		Error *answerError `json:"error"`
+	}
+	if json.Unmarshal(text, &body) != nil || body.Error == nil {
+		body.Error = &answerError{Message: string(bytes.TrimSpace(text))}
+	}
+	body.Error.Status = resp.StatusCode
+	return body.Error
+}
+
+// complete sends one request and reads the whole answer, streamed or not. With an error comes what
+// was streamed before it, or nil.
 func complete(ctx context.Context, base string, r completionRequest) (*completion, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -63,8 +95,7 @@ func complete(ctx context.Context, base string, r completionRequest) (*completio
 	defer resp.Body.Close()
 	limited := io.LimitReader(resp.Body, maxAnswer)
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(limited)
-		return nil, fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
+		return nil, readAnswerError(resp, limited)
 	}
 	c := &completion{Headers: resp.Header}
 	if r.Stream {
@@ -104,7 +135,7 @@ func (c *completion) readStream(r io.Reader) error {
 
 func (c *completion) add(chunk completionChunk) error {
 	if chunk.Error != nil {
-		return fmt.Errorf("error in the answer: %s", chunk.Error.Message)
+		return chunk.Error
 	}
 	c.ID = chunk.ID
 	for _, choice := range chunk.Choices {

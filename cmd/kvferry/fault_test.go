@@ -20,7 +20,10 @@ type trio struct {
 // The lease is short, so that blocks that only a lease brings home come home within the test.
 func newTrio(t *testing.T, budget int64, prefillArgs ...string) *trio {
 	t.Helper()
-	r := newRelay(t, budget)
+	r := testRelay(t)
+	if budget >= 0 {
+		r.holdAfter(budget)
+	}
 	agent := freePort(t)
 	x := &trio{relay: r}
 	x.prefill = serverUp(t, append([]string{"engine", "--role", "prefill", "--listen", "127.0.0.1:0", "--lease", "2s"}, prefillArgs...)...)
@@ -99,7 +102,7 @@ func TestPrefillKilledDuringPrefill(t *testing.T) {
 func TestPrefillKilledDuringTheWrite(t *testing.T) {
 	x := newTrio(t, 200_000)
 	done := x.ask(slow(), 8)
-	x.relay.waitStalled(t)
+	waitHeld(t, x.relay)
 	x.prefill.kill()
 	failed(t, <-done)
 	x.home(t, false, true)
@@ -108,7 +111,7 @@ func TestPrefillKilledDuringTheWrite(t *testing.T) {
 func TestPrefillKilledBeforeTheWrite(t *testing.T) {
 	x := newTrio(t, 0) // nothing reaches the decode engine's agent, so no write begins
 	done := x.ask(text(61, 200), 8)
-	x.relay.waitStalled(t)
+	waitHeld(t, x.relay)
 	x.prefill.kill()
 	failed(t, <-done)
 	x.home(t, false, true)
@@ -117,8 +120,8 @@ func TestPrefillKilledBeforeTheWrite(t *testing.T) {
 func TestWriteCutInTheMiddle(t *testing.T) {
 	x := newTrio(t, 200_000)
 	done := x.ask(slow(), 8)
-	x.relay.waitStalled(t)
-	x.relay.cutAll()
+	waitHeld(t, x.relay)
+	x.relay.cut(true)
 	failed(t, <-done)
 	x.home(t, true, true)
 }
@@ -135,10 +138,10 @@ func TestDecodeKilledWhileWaiting(t *testing.T) {
 func TestDecodeKilledDuringTheWrite(t *testing.T) {
 	x := newTrio(t, 200_000)
 	done := x.ask(slow(), 8)
-	x.relay.waitStalled(t)
+	waitHeld(t, x.relay)
 	x.decode.kill()
 	failed(t, <-done, "decode")
-	x.relay.cutAll()
+	x.relay.cut(true)
 	x.home(t, true, false)
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -216,118 +215,23 @@ func post(ctx context.Context, url, body string, header ...string) answer {
 	return answer{status: resp.StatusCode, body: string(bytes.TrimSpace(b)), err: err}
 }
 
-// relay is a TCP relay that can hold back or cut what flows to its target.
-type relay struct {
-	addr   string
-	target string
-	ln     net.Listener
-	done   chan struct{} // closed at the end of the test
-
-	mu struct {
-		sync.Mutex
-		budget  int64 // bytes that may still flow to the target; below 0: no limit
-		stalled chan struct{}
-		conns   []net.Conn
-		cut     bool
-	}
-}
-
-// newRelay forwards connections to target. budget is how many bytes may flow to it, over all
-// connections, before the relay stalls; -1 = all.
-func newRelay(t *testing.T, budget int64) *relay {
+// testRelay is a relay that lives as long as the test.
+func testRelay(t *testing.T) *relay {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	r, err := newRelay()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{addr: ln.Addr().String(), ln: ln, done: make(chan struct{})}
-	r.mu.budget = budget
-	r.mu.stalled = make(chan struct{})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		close(r.done)
-		r.cutAll()
-	})
+	t.Cleanup(r.close)
 	return r
 }
 
-// run forwards until the test ends.
-func (r *relay) run(target string) {
-	r.target = target
-	go func() {
-		for {
-			in, err := r.ln.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", target)
-			if err != nil || !r.keep(in, out) {
-				_ = in.Close()
-				continue
-			}
-			go func() { _, _ = io.Copy(in, out); _ = in.Close() }()
-			go r.forward(out, in)
-		}
-	}()
-}
-
-func (r *relay) keep(conns ...net.Conn) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.mu.conns = append(r.mu.conns, conns...)
-	return !r.mu.cut
-}
-
-func (r *relay) forward(to io.WriteCloser, from net.Conn) {
-	defer to.Close()
-	br := bufio.NewReaderSize(from, 4096)
-	buf := make([]byte, 4096)
-	for {
-		n, err := br.Read(buf)
-		if r.spend(n) {
-			<-r.done // the bytes stay in the air, and the connections open
-			return
-		}
-		if _, werr := to.Write(buf[:n]); err != nil || werr != nil {
-			return
-		}
-	}
-}
-
-// spend takes n bytes from the budget and reports whether it is used up.
-func (r *relay) spend(n int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.mu.budget < 0 {
-		return false
-	}
-	if r.mu.budget >= int64(n) {
-		r.mu.budget -= int64(n)
-		return false
-	}
-	select {
-	case <-r.mu.stalled:
-	default:
-		close(r.mu.stalled)
-	}
-	return true
-}
-
-func (r *relay) waitStalled(t *testing.T) {
+func waitHeld(t *testing.T, r *relay) {
 	t.Helper()
 	select {
-	case <-r.mu.stalled:
+	case <-r.held:
 	case <-time.After(patience):
 		t.Fatal("the relay never held bytes back")
-	}
-}
-
-func (r *relay) cutAll() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.mu.cut = true
-	for _, c := range r.mu.conns {
-		_ = c.Close()
 	}
 }
 

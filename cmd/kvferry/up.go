@@ -13,6 +13,8 @@ import (
 type upFlags struct {
 	listen  string
 	check   bool
+	faults  bool
+	fire    fireFlags
 	verbose bool
 	pair    pairOptions
 }
@@ -25,13 +27,22 @@ func newUp() *cobra.Command {
 		Long: "Start a prefill engine, a decode engine and a router as three processes. The router listens at\n" +
 			"--listen; the engines pick free loopback ports. One line is printed per request. Ctrl-C stops all\n" +
 			"three. With --check, fixed prompts go through the pair and through one engine alone, the answers are\n" +
-			"compared token by token, and the exit status says whether they agree.",
+			"compared token by token, and the exit status says whether they agree. With --check --faults, 200\n" +
+			"requests go through a pair whose processes are killed and stopped and whose connections are cut\n" +
+			"and held back by a schedule: every answer must be right or an honest error.",
 		Example: "  kvferry up\n" +
 			"  kvferry up --listen 127.0.0.1:9000 --block-size 32\n" +
 			"  kvferry up --check\n" +
+			"  kvferry up --check --faults --seed 7\n" +
 			"  kvferry up --check --inject-kv-fault zero-head   # must fail: the decode engine damages what it receives",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.faults && !f.check {
+				return usagef("--faults needs --check; see `kvferry up --help`")
+			}
+			if f.faults {
+				return runFireCheck(cmd.Context(), cmd.OutOrStdout(), f)
+			}
 			if f.check {
 				return runCheck(cmd.Context(), cmd.OutOrStdout(), f)
 			}
@@ -41,6 +52,9 @@ func newUp() *cobra.Command {
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8000", "`HOST:PORT` of the router")
 	fl.BoolVar(&f.check, "check", false, "compare the pair with one engine, token by token, then stop")
+	fl.BoolVar(&f.faults, "faults", false, "with --check: kill, stop and cut off the pair meanwhile")
+	fl.Uint64Var(&f.fire.seed, "seed", 1, "with --faults: `NUMBER` that fixes the schedule of faults and requests")
+	fl.IntVar(&f.fire.requests, "requests", fireRequests, "with --faults: how many `REQUESTS` to send")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
 	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
 	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto or tcp")

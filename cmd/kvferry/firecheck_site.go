@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// fireLease is the lease of the fault check's engines: short, so that what only a lease brings
+	// home comes home within the check.
+	fireLease = 2 * time.Second
+	// restartBound is how long a killed server may take to be ready again.
+	restartBound = 20 * time.Second
+)
+
+// server is one process of the site, which comes back with the same command line.
+type server struct {
+	name string
+	args []string
+
+	mu struct {
+		sync.Mutex
+		child *child
+		died  error // it ended although nobody killed it
+	}
+}
+
+// site is the trio of the fault check. The engines live on a loopback address of this process alone,
+// so that their ports stay free while they are down; their peers reach them through relays.
+//
+//	prefill ──> relay ──> decode's agent, decode's side channel
+//	decode  ──> relay ──> prefill's agent, prefill's side channel
+type site struct {
+	out                     *lockedWriter
+	prefill, decode, router *server
+	agents, sides           []*relay
+}
+
+// startSite starts the trio, the engines side by side. On failure nothing is left running.
+func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, error) {
+	pid := os.Getpid()
+	host := fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, 1+pid%250)
+	s := &site{out: out}
+	fail := func(err error) (*site, error) {
+		return nil, errors.Join(err, s.stop())
+	}
+	var err error
+	if s.prefill, err = s.engine(o, "prefill", host); err != nil {
+		return fail(err)
+	}
+	if s.decode, err = s.engine(o, "decode", host); err != nil {
+		return fail(err)
+	}
+	var errs [2]error
+	var wg sync.WaitGroup
+	wg.Go(func() { errs[0] = s.start(ctx, s.prefill) })
+	wg.Go(func() { errs[1] = s.start(ctx, s.decode) })
+	wg.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return fail(err)
+	}
+	s.router = &server{name: "router", args: []string{"router", "--listen", host + ":0", "--log-format", "json",
+		"--prefill", s.prefill.url(), "--decode", s.decode.url()}}
+	if err := s.start(ctx, s.router); err != nil {
+		return fail(err)
+	}
+	return s, nil
+}
+
+// engine makes the command line of one engine and the relays in front of it. One thread and small
+// batches make its prefills long enough to be met in the middle.
+func (s *site) engine(o pairOptions, role, host string) (*server, error) {
+	agent, err := newRelay()
+	if err != nil {
+		return nil, err
+	}
+	s.agents = append(s.agents, agent)
+	side, err := newRelay()
+	if err != nil {
+		return nil, err
+	}
+	s.sides = append(s.sides, side)
+	behind := func(r *relay) string { return host + ":" + strconv.Itoa(r.port()) }
+	agent.run(behind(agent))
+	side.run(behind(side))
+	args := append(o.engineArgs(role), "--listen", host+":0", "--threads", "1", "--max-batch-tokens", "64",
+		"--agent-listen", behind(agent), "--agent-advertise", agent.addr,
+		"--side-channel", behind(side), "--advertise-host", "127.0.0.1")
+	return &server{name: role, args: args}, nil
+}
+
+// start starts a server, at the address that it had if it was there before.
+func (s *site) start(ctx context.Context, v *server) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, restartBound, fmt.Errorf("not ready within %v", restartBound))
+	defer cancel()
+	c, err := startChild(ctx, "the "+v.name, s.out.passWarnings(v.name), v.args...)
+	if err != nil {
+		return err
+	}
+	u, err := url.Parse(c.ready["url"])
+	if err != nil {
+		c.stop()
+		return fmt.Errorf("the %s's ready line has no URL: %v", v.name, c.ready)
+	}
+	v.args = append(v.args, "--listen", u.Host)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.child = c
+	return nil
+}
+
+func (v *server) get() *child {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.mu.child
+}
+
+func (v *server) url() string { return v.get().ready["url"] }
+
+// kill ends a server with SIGKILL. One that was dead already is a fault of its own.
+func (v *server) kill() {
+	c := v.get()
+	select {
+	case <-c.done:
+		v.mu.Lock()
+		v.mu.died = errors.Join(v.mu.died, c.err)
+		v.mu.Unlock()
+	default:
+		c.kill()
+	}
+}
+
+func (v *server) signal(sig syscall.Signal) { _ = v.get().cmd.Process.Signal(sig) }
+
+// ended says what died without having been killed.
+func (s *site) ended() error {
+	var errs []error
+	for _, v := range []*server{s.prefill, s.decode, s.router} {
+		v.mu.Lock()
+		errs = append(errs, v.mu.died)
+		v.mu.Unlock()
+		select {
+		case <-v.get().done:
+			errs = append(errs, v.get().err)
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stop ends all, the router first.
+func (s *site) stop() error {
+	var errs []error
+	for _, v := range []*server{s.router, s.decode, s.prefill} {
+		if v == nil || v.get() == nil {
+			continue
+		}
+		v.get().stop()
+		errs = append(errs, v.get().err)
+	}
+	for _, r := range append(s.agents, s.sides...) {
+		r.close()
+	}
+	return errors.Join(errs...)
+}
+
+// inflict carries out one fault and returns when everything is as it was before, as far as an
+// operator would see to it.
+func (s *site) inflict(ctx context.Context, f plannedFault) error {
+	switch f.kind {
+	case killPrefill:
+		return s.restart(ctx, s.prefill)
+	case killDecode:
+		return s.restart(ctx, s.decode)
+	case killRouter:
+		return s.restart(ctx, s.router)
+	case stopPrefill:
+		pause(ctx, f.lasts, func() { s.prefill.signal(syscall.SIGSTOP) }, func() { s.prefill.signal(syscall.SIGCONT) })
+	case stopDecode:
+		pause(ctx, f.lasts, func() { s.decode.signal(syscall.SIGSTOP) }, func() { s.decode.signal(syscall.SIGCONT) })
+	case cutAgents:
+		pause(ctx, f.lasts, each(s.agents, func(r *relay) { r.cut(true) }), each(s.agents, (*relay).accept))
+	case holdAgents:
+		pause(ctx, f.lasts, each(s.agents, (*relay).hold), each(s.agents, (*relay).release))
+	case cutSide:
+		each(s.sides, func(r *relay) { r.cut(true) })()
+		err := s.restart(ctx, s.decode)
+		pause(ctx, f.lasts, func() {}, each(s.sides, (*relay).accept))
+		return err
+	case holdSide:
+		each(s.sides, (*relay).hold)()
+		err := s.restart(ctx, s.prefill)
+		pause(ctx, f.lasts, func() {}, each(s.sides, (*relay).release))
+		return err
+	default:
+		return fmt.Errorf("fault %q is not known", f.kind)
+	}
+	return nil
+}
+
+func (s *site) restart(ctx context.Context, v *server) error {
+	v.kill()
+	return s.start(ctx, v)
+}
+
+func each(relays []*relay, do func(*relay)) func() {
+	return func() {
+		for _, r := range relays {
+			do(r)
+		}
+	}
+}
+
+// pause does begin, and end after d or when ctx ends.
+func pause(ctx context.Context, d time.Duration, begin, end func()) {
+	begin()
+	defer end()
+	sleep(ctx, d)
+}
+
+// sleep returns after d, or false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
