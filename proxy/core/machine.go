@@ -201,8 +201,13 @@ func (m *Machine) legEnded(now time.Time, ev Ended) {
 	}
 }
 
-// fail ends the attempt: the first failure counts, what the sibling says afterwards does not.
+// fail ends the attempt: the first failure counts, what the sibling says afterwards does not. Once D
+// streams it has all of P's KV, so that a failure of P costs the client nothing any more.
 func (m *Machine) fail(f *Failure) {
+	if f.Leg == Prefill && m.committed {
+		m.cancelLeg(Prefill, "decode goes on without it")
+		return
+	}
 	switch {
 	case m.committed:
 		m.phase = answered
@@ -229,10 +234,14 @@ func (m *Machine) clientGone() {
 
 func (m *Machine) cancel(cause string) {
 	for leg := Prefill; leg < numLegs; leg++ {
-		if m.legs[leg].running && !m.legs[leg].cancelled {
-			m.legs[leg].cancelled = true
-			m.do(CancelLeg{leg, m.attempt, cause})
-		}
+		m.cancelLeg(leg, cause)
+	}
+}
+
+func (m *Machine) cancelLeg(leg Leg, cause string) {
+	if m.legs[leg].running && !m.legs[leg].cancelled {
+		m.legs[leg].cancelled = true
+		m.do(CancelLeg{leg, m.attempt, cause})
 	}
 }
 
@@ -243,7 +252,7 @@ func (m *Machine) next() (leg Leg, at time.Time, ok bool) {
 	}
 	for l := Prefill; l < numLegs; l++ {
 		s := m.legs[l]
-		if !s.running || l == Decode && m.legs[Prefill].running && !m.committed {
+		if !s.running || s.cancelled || l == Decode && m.legs[Prefill].running && !m.committed {
 			continue // while P works, D's silence says nothing
 		}
 		bound := m.cfg.FirstByte
