@@ -128,11 +128,11 @@ func TestStreamBreaks(t *testing.T) {
 		decode func(*engine, http.ResponseWriter, *http.Request, *seen)
 		want   string // of the error event
 	}{
-		"D ends without [DONE]":           {events(event), `"leg":"decode"`},
-		"D dies":                          {events(event, "DIE"), `"leg":"decode"`},
-		"D dies inside an event":          {events(event, "data: {\"te", "DIE"), `"leg":"decode"`},
-		"D tells an error, and [DONE]":    {events(event, errorEvent, "data: [DONE]\n\n"), `engine died`},
-		"D tells an error with an event":  {events(event + errorEvent + "data: [DONE]\n\n"), `engine died`},
+		"D ends without [DONE]":          {events(event), `"leg":"decode"`},
+		"D dies":                         {events(event, "DIE"), `"leg":"decode"`},
+		"D dies inside an event":         {events(event, "data: {\"te", "DIE"), `"leg":"decode"`},
+		"D tells an error, and [DONE]":   {events(event, errorEvent, "data: [DONE]\n\n"), `engine died`},
+		"D tells an error with an event": {events(event + errorEvent + "data: [DONE]\n\n"), `engine died`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newEngine(t, wire.PrefillLeg, goodPrefill)
