@@ -58,6 +58,13 @@ type Config struct {
 	// RegistrationTimeout is how long a request waits for a silent prefill engine before it fails.
 	// Default 480 s, the stock value.
 	RegistrationTimeout time.Duration
+	// LoadFailurePolicy is what becomes of a request whose KV does not come from its peer, unless its
+	// parameters say otherwise: kv.FailOnLoadFailure (default) or kv.RecomputeOnLoadFailure.
+	LoadFailurePolicy kv.LoadFailurePolicy
+	// ParkTimeout is how long requests that wait for KV may keep blocks that others need while
+	// nothing at all goes on in this engine, however much their peers say that they live. Then
+	// the latest of them are given up. Default: RegistrationTimeout.
+	ParkTimeout time.Duration
 
 	// SideChannel is the HOST:PORT at which peers ask for this engine's metadata; port 0 picks a
 	// free one. Default 127.0.0.1:0.
@@ -140,6 +147,10 @@ func (c Config) withDefaults() Config {
 	orInt(&c.Threads, runtime.GOMAXPROCS(0))
 	orTime(&c.Lease, 30*time.Second)
 	orTime(&c.RegistrationTimeout, 480*time.Second)
+	orTime(&c.ParkTimeout, c.RegistrationTimeout)
+	if c.LoadFailurePolicy == "" {
+		c.LoadFailurePolicy = kv.FailOnLoadFailure
+	}
 	orString(&c.SideChannel, "127.0.0.1:0")
 	orString(&c.AgentListen, "127.0.0.1:0")
 	orString(&c.Transport, TransportAuto)
@@ -194,6 +205,12 @@ func (c Config) Validate() error {
 	}
 	if c.RegistrationTimeout < time.Second {
 		bad("registration timeout of %v is below one second", c.RegistrationTimeout)
+	}
+	if c.ParkTimeout < time.Second {
+		bad("park timeout of %v is below one second", c.ParkTimeout)
+	}
+	if !c.LoadFailurePolicy.Valid() {
+		bad("load failure policy %q is unknown, use fail or recompute", c.LoadFailurePolicy)
 	}
 	for _, a := range []struct{ name, addr string }{{"side channel", c.SideChannel}, {"agent", c.AgentListen}} {
 		host, _, err := net.SplitHostPort(a.addr)

@@ -23,6 +23,7 @@ type Engine struct {
 	modeled chan struct{}   // closed when the model goroutine has ended
 	final   Stats           // set before ended is closed
 
+	tickets atomic.Uint64 // of cache resets
 	closing atomic.Bool
 	close   struct {
 		sync.Once
@@ -46,6 +47,7 @@ func New(cfg Config) (*Engine, error) {
 	machineConfig := core.Config{
 		BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks, MaxBatchTokens: cfg.MaxBatchTokens, MaxRunning: cfg.MaxRunning,
 		MaxWaiting: cfg.MaxQueue, MaxContext: shape.MaxPosition, EOS: shape.EOS, PrefixCaching: !cfg.NoPrefixCache,
+		LoadFailure: cfg.LoadFailurePolicy, ParkTimeout: cfg.ParkTimeout,
 	}
 	machine, err := core.New(machineConfig, p.half)
 	if err != nil {
@@ -108,6 +110,29 @@ func (e *Engine) Stats() Stats {
 		return s
 	case <-e.ended:
 		return e.final
+	}
+}
+
+// ResetPrefixCache forgets what every block of the prefix cache holds and tells how many blocks that
+// were: nothing that was computed or received before is found there afterwards, by any prompt.
+// Requests that run go on. While KV is on its way or blocks are held for peers it fails with a
+// *CacheBusyError; with wait, only when ctx ends. A reset that waits keeps new hand-offs waiting
+// for their blocks, so that its time comes. A closing engine answers that it closes.
+func (e *Engine) ResetPrefixCache(ctx context.Context, wait bool) (blocks int, err error) {
+	ticket := e.tickets.Add(1)
+	reply := make(chan core.CacheReset, 1)
+	e.send(reset{ticket: ticket, wait: wait, reply: reply})
+	done := ctx.Done()
+	for {
+		select {
+		case r := <-reply:
+			return r.Blocks, r.Err
+		case <-done:
+			done = nil
+			e.send(giveUpReset{ticket})
+		case <-e.ended:
+			return 0, errClosing
+		}
 	}
 }
 

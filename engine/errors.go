@@ -50,6 +50,9 @@ func (e *RequestError) Error() string {
 
 func (e *RequestError) Unwrap() error { return e.Err }
 
+// CacheBusyError is why the prefix cache was not reset: peers read or write blocks.
+type CacheBusyError = core.CacheBusyError
+
 var (
 	errClosing    = errors.New("the engine is shutting down and takes no more requests")
 	errClosed     = errors.New("the engine was shut down before the answer was complete")

@@ -10,7 +10,8 @@ import (
 
 // LogFinished is the message of the one log line that every admitted request ends with. The
 // constants are its attributes; durations are milliseconds as floating point numbers. The fields
-// of a transfer are absent unless KV came from a peer, LogError unless the request failed.
+// of a transfer are absent unless KV came from a peer, LogError unless the request failed, those of a
+// recomputation unless KV did not come and the prompt was computed here instead.
 const (
 	LogFinished = "request finished"
 
@@ -23,6 +24,10 @@ const (
 	LogFinish         = "finish" // a connector.FinishReason
 	LogError          = "error"
 	LogPreemptions    = "preemptions" // absent if 0
+
+	LogRecomputed      = "recomputed_tokens" // that a peer was to bring
+	LogRecomputedAfter = "recomputed_after"  // the connector.Phase in which it failed
+	LogRecomputedWhy   = "recomputed_why"    // the reason
 
 	LogBlocks       = "blocks" // received
 	LogBytes        = "bytes"
@@ -47,6 +52,13 @@ func logFinished(log *slog.Logger, l *live, o *Output) {
 	if o.Usage.Preemptions > 0 {
 		attrs = append(attrs, slog.Int(LogPreemptions, o.Usage.Preemptions))
 	}
+	if e := o.LoadErr; e != nil {
+		attrs = append(attrs,
+			slog.Int(LogRecomputed, o.Usage.Recomputed),
+			slog.String(LogRecomputedAfter, string(e.Phase)),
+			slog.String(LogRecomputedWhy, e.Reason),
+		)
+	}
 	if l.Params != nil && l.Params.DoRemotePrefill {
 		attrs = append(attrs, slog.String(LogRemoteEngine, string(l.Params.RemoteEngineID)))
 	}
@@ -64,6 +76,9 @@ func logFinished(log *slog.Logger, l *live, o *Output) {
 		}
 	}
 	level := slog.LevelInfo
+	if o.LoadErr != nil {
+		level = slog.LevelWarn
+	}
 	if o.Err != nil {
 		attrs = append(attrs, slog.String(LogError, o.Err.Error()))
 		if o.Err.Kind != KindAborted {

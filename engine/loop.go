@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -23,6 +24,14 @@ type (
 	abort struct{ live *live }
 	// ask: for a snapshot; the reply has room for one.
 	ask struct{ reply chan<- Stats }
+	// reset: empty the prefix cache; the reply has room for one answer. One reset is asked for
+	// with a ticket, and given up with the same.
+	reset struct {
+		ticket uint64
+		wait   bool
+		reply  chan<- core.CacheReset
+	}
+	giveUpReset struct{ ticket uint64 }
 	// drain: end when nothing is left.
 	drain struct{}
 	// giveUp: end what lives, and do not wait for peers.
@@ -32,8 +41,11 @@ type (
 func (submit) message() {}
 func (abort) message()  {}
 func (ask) message()    {}
+func (reset) message()  {}
 func (drain) message()  {}
 func (giveUp) message() {}
+
+func (giveUpReset) message() {}
 
 // loop is the engine's scheduler goroutine. It owns the machine, the SchedulerHalf inside it and all
 // live requests, and never blocks.
@@ -46,13 +58,14 @@ type loop struct {
 	timer   *time.Timer
 	armed   time.Time // when timer fires; zero if never
 	refused map[ErrorKind]uint64
+	resets  map[uint64]chan<- core.CacheReset // by ticket, until answered
 	wakeups uint64
 
 	draining, gaveUp bool
 }
 
 func newLoop(e *Engine, m *core.Machine) *loop {
-	l := &loop{e: e, machine: m, live: map[kv.RequestID]*live{}, refused: map[ErrorKind]uint64{}}
+	l := &loop{e: e, machine: m, live: map[kv.RequestID]*live{}, refused: map[ErrorKind]uint64{}, resets: map[uint64]chan<- core.CacheReset{}}
 	if len(e.cfg.InjectKVFault) > 0 {
 		l.faults = &faults{turn: e.cfg.InjectKVFault, model: e.cfg.Model.Config(), cache: e.parts.cache}
 	}
@@ -118,6 +131,11 @@ func (l *loop) handle(m message) {
 		}
 	case ask:
 		m.reply <- l.stats()
+	case reset:
+		l.resets[m.ticket] = m.reply
+		l.step(core.ResetCache{Ticket: m.ticket, Wait: m.wait})
+	case giveUpReset:
+		l.step(core.GiveUpReset{Ticket: m.ticket})
 	case drain:
 		l.draining = true
 	case giveUp:
@@ -164,6 +182,9 @@ func (l *loop) carryOut(actions []core.Action) {
 			l.start(a.Batch)
 		case core.Emit:
 			l.emit(a.Output)
+		case core.CacheReset:
+			l.resets[a.Ticket] <- a
+			delete(l.resets, a.Ticket)
 		}
 	}
 }
@@ -230,6 +251,7 @@ func (l *loop) emit(o core.Output) {
 	out.Text += r.text.end()
 	out.Finish, out.StopString, out.Usage, out.Params, out.Transfer = o.Finish, r.text.stop, Usage(o.Usage), o.Params, o.Transfer
 	out.Err = failure(o.ID, o.Err)
+	errors.As(o.LoadErr, &out.LoadErr)
 	r.ended = true
 	delete(l.live, o.ID)
 	logFinished(l.e.cfg.Log, r, &out)
@@ -249,8 +271,9 @@ func (l *loop) stats() Stats {
 		ExternalTokens: m.ExternalTokens, CompletionTokens: m.CompletionTokens,
 		Finished: m.Finished, Refused: map[ErrorKind]uint64{},
 		Wakeups:  l.wakeups,
-		Received: m.Received, ReceiveFailed: m.ReceiveFailed,
-		Peers: l.e.parts.peers(),
+		Received: m.Received, ReceiveFailed: m.ReceiveFailed, Recomputed: m.Recomputed, Unparked: m.Unparked,
+		CacheResets: m.CacheResets,
+		Peers:       l.e.parts.peers(),
 	}
 	for k, n := range l.refused {
 		s.Refused[k] = n

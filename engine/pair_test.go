@@ -59,14 +59,22 @@ func (x pair) handOff(t testing.TB, id string, p []kv.Token, maxTokens int) (pre
 // settle waits until an engine holds nothing.
 func settle(t testing.TB, e *Engine) {
 	t.Helper()
+	eventually(t, e, func(s Stats) bool {
+		return s.BlocksFree == s.BlocksTotal && s.Held+s.Running+s.Waiting+s.WaitingRemote == 0
+	})
+}
+
+// eventually waits until an engine is as it must become.
+func eventually(t testing.TB, e *Engine, ok func(Stats) bool) {
+	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		s := e.Stats()
-		if s.BlocksFree == s.BlocksTotal && s.Held+s.Running+s.Waiting+s.WaitingRemote == 0 {
+		if ok(s) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("blocks are not back: %+v", s)
+			t.Fatalf("it stays so: %+v", s)
 		}
 		time.Sleep(time.Millisecond)
 	}

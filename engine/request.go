@@ -45,17 +45,21 @@ type Output struct {
 	Params *kv.TransferParams
 	// Transfer is what is known about the KV that came from a peer; zero if none did.
 	Transfer connector.TransferFacts
+	// LoadErr is why KV did not come from the peer if the prompt was computed here instead
+	// (kv.RecomputeOnLoadFailure); nil otherwise.
+	LoadErr *connector.Error
 	// Err is set if Finish is FinishError or FinishAbort.
 	Err *RequestError
 }
 
-// Usage counts tokens of one request. Unless the request was preempted or failed, Cached + External
-// + ComputedPrompt equals Prompt.
+// Usage counts tokens of one request. Unless the request was preempted or ended with an error, Cached
+// + External + ComputedPrompt equals Prompt, also if its KV did not come and was computed here.
 type Usage struct {
 	Prompt         int // tokens of the prompt
 	Completion     int // tokens sampled, a stop token included
 	Cached         int // prompt tokens whose KV was in the own prefix cache
 	External       int // prompt tokens whose KV came from a peer and was used
+	Recomputed     int // prompt tokens that a peer was to bring and did not, so that they were computed here
 	ComputedPrompt int // prompt positions computed here; counts a recomputation again
 	Blocks         int // KV blocks of the request at its end
 	Preemptions    int // how often it lost its blocks to an older request

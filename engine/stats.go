@@ -32,6 +32,9 @@ type Stats struct {
 
 	Received      uint64 // requests whose KV came from a peer
 	ReceiveFailed uint64 // requests whose KV did not come
+	Recomputed    uint64 // those of them whose prompt was computed here instead
+	Unparked      uint64 // those of them that were given up because others needed their blocks
+	CacheResets   uint64 // of the prefix cache
 	Peers         int    // connected peer engines
 }
 

@@ -43,9 +43,7 @@ type cluster struct {
 }
 
 func newCluster(t *testing.T, cfg local.Config) *cluster {
-	c := &cluster{t: t, fabric: local.New(cfg), net: newPipeNet()}
-	t.Cleanup(func() {}) // engines are closed by the tests, inside their bubble
-	return c
+	return &cluster{t: t, fabric: local.New(cfg), net: newPipeNet()}
 }
 
 func (c *cluster) close() {
@@ -93,8 +91,7 @@ type options struct {
 	timeout time.Duration
 	silence time.Duration
 	wrap    func(rank int, a agent.Agent) agent.Agent
-	stock   bool // announces no kvferry extension: not possible with local agents, so only no capability
-	agents  string
+	agents  string // host and prefix of the agents' names; default: the engine id
 }
 
 func (c *cluster) engine(id string, o options) *engine {
@@ -165,9 +162,6 @@ func (e *engine) metadata(r *rank, o options) *wire.AgentMetadata {
 	}
 	m.Extension = &wire.Extension{Version: wire.ExtensionVersion, Instance: o.agents, Capabilities: Capabilities(),
 		Agents: []wire.AgentOffer{{Transport: local.Transport, Blob: []byte(r.name)}}}
-	if o.stock {
-		m.Extension.Capabilities = nil
-	}
 	return m
 }
 
@@ -180,7 +174,7 @@ func (e *engine) loop() {
 		readers.Go(func() {
 			for o := range r.worker.Outputs() {
 				select {
-				case outputs <- o:
+				case outputs <- overTheBoundary(e.c.t, o, connector.AppendWorkerOutput, connector.DecodeWorkerOutput):
 				case <-e.stop:
 				}
 			}
@@ -204,10 +198,22 @@ func (e *engine) loop() {
 		}
 		if meta, ok := e.half.Metadata(time.Now()); ok {
 			for _, r := range e.ranks {
-				r.worker.Submit(meta)
+				r.worker.Submit(overTheBoundary(e.c.t, meta, connector.AppendStepMeta, connector.DecodeStepMeta))
 			}
 		}
 	}
+}
+
+// overTheBoundary carries a value as between two processes, so that no test relies on shared memory.
+func overTheBoundary[T any](t *testing.T, v T, encode func([]byte, *T) ([]byte, error), decode func([]byte) (T, error)) T {
+	b, err := encode(nil, &v)
+	if err == nil {
+		v, err = decode(b)
+	}
+	if err != nil {
+		t.Errorf("%T does not survive msgpack: %v", v, err)
+	}
+	return v
 }
 
 func (e *engine) record(out []connector.Outcome) {

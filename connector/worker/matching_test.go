@@ -307,24 +307,27 @@ func TestReplayGuard(t *testing.T) {
 }
 
 // Matching costs the same however many registrations wait.
-func BenchmarkMatchWith5000Pending(b *testing.B) {
+func BenchmarkMatch(b *testing.B) {
+	for _, pending := range []int{0, 100, 5000} {
+		b.Run(fmt.Sprintf("%d pending", pending), func(b *testing.B) { benchmarkMatch(b, pending) })
+	}
+}
+
+func benchmarkMatch(b *testing.B, pending int) {
 	m := newMachine(machineConfig())
 	now := time.Unix(1000, 0)
-	for i := range 5000 {
-		m.Step(now, notification{agent.Notification{From: agent.PeerID{Name: "d", Gen: 1}, Msg: stockRegistration(b, fmt.Sprintf("cmpl-pending%d-0-11111111", i))}})
-	}
-	if m.snapshot().Waiting != 5000 {
-		b.Fatal("not all wait")
+	for i := range pending {
+		m.Step(now, from("d", stockRegistration(b, fmt.Sprintf("cmpl-pending%d-0-11111111", i))))
 	}
 	i := 0
 	for b.Loop() {
 		i++
-		m.Step(now, notification{agent.Notification{From: agent.PeerID{Name: "d", Gen: 1}, Msg: stockRegistration(b, fmt.Sprintf("cmpl-x%d-0-11111111", i))}})
+		m.Step(now, from("d", stockRegistration(b, fmt.Sprintf("cmpl-x%d-0-11111111", i))))
 		m.Step(now, stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: kv.RequestID(fmt.Sprintf("cmpl-x%d-0-22222222", i)),
 			Blocks: kv.BlockIDs{{4}}, NumTokens: 4, Lease: time.Minute}}}})
 		m.Step(now, connectFailed{connector.PeerAddr{Engine: "D", Host: "d", Port: 5600, TP: 1, PP: 1}, agent.ErrClosed})
 	}
-	if s := m.snapshot(); s.Waiting != 5000 || s.Matched != uint64(i) {
+	if s := m.snapshot(); s.Waiting != pending || s.Matched != uint64(i) {
 		b.Fatalf("%+v", s)
 	}
 }

@@ -1,0 +1,121 @@
+package worker
+
+import (
+	"container/list"
+	"hash/maphash"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+)
+
+// sender is one D agent: its waiting registrations and those that it has sent before.
+type sender struct {
+	name    agent.Name
+	waiting list.List // of *registration, oldest first
+	blocks  int       // in waiting
+	gone    bool
+
+	replay replayGuard         // by generation
+	stock  map[uint64]struct{} // hashes of ids without generation, the last stockMemory of them
+	recent []uint64            // a ring of the same
+	next   int
+}
+
+// stockSeed makes the hashes of stock ids unguessable.
+var stockSeed = maphash.MakeSeed()
+
+// fresh reports whether a registration was not seen before, and remembers it. A kvferry D gives
+// every registration a generation. A stock one sends each id once, and its ids are unique as long
+// as it adds its random suffix.
+func (s *sender) fresh(r *registration) bool {
+	if g := r.generation(); g != 0 {
+		return s.replay.fresh(uint64(g))
+	}
+	h := maphash.String(stockSeed, string(r.key.id))
+	if _, seen := s.stock[h]; seen {
+		return false
+	}
+	if s.stock == nil {
+		s.stock = make(map[uint64]struct{})
+	}
+	s.stock[h] = struct{}{}
+	if len(s.recent) < stockMemory {
+		s.recent = append(s.recent, h)
+		return true
+	}
+	delete(s.stock, s.recent[s.next])
+	s.recent[s.next] = h
+	s.next = (s.next + 1) % stockMemory
+	return true
+}
+
+// senderOf finds or makes the entry of a D agent; nil when there are too many, all of which wait.
+func (p *producer) senderOf(name agent.Name) *sender {
+	if s := p.senders[name]; s != nil {
+		return s
+	}
+	if len(p.senders) >= maxSenders {
+		for _, s := range p.senders {
+			if s.waiting.Len() == 0 {
+				delete(p.senders, s.name)
+				break
+			}
+		}
+		if len(p.senders) >= maxSenders {
+			return nil
+		}
+	}
+	s := &sender{name: name}
+	p.senders[name] = s
+	return s
+}
+
+// senderLost drops what a D agent that is gone had registered. Blocks that were paired with it and
+// are not being written wait for their lease, or for another registration.
+func (m *machine) senderLost(now time.Time, name agent.Name) {
+	s := m.producer.senders[name]
+	if s == nil {
+		return
+	}
+	s.gone = true
+	delete(m.producer.senders, name)
+	for s.waiting.Len() > 0 {
+		r := s.waiting.Front().Value.(*registration)
+		m.removeRegistration(r)
+		m.dropRegistration(r, "its decode engine is gone")
+	}
+	for _, u := range m.producer.pushesInOrder() {
+		if u.reg.sender != s || u.state == writing || u.state == posting {
+			continue
+		}
+		h := u.hold
+		m.dropRegistration(u.reg, "its decode engine is gone")
+		m.endPush(u)
+		m.offer(now, h)
+	}
+}
+
+// replayGuard remembers which of a sender's recent generations were seen. The zero value has seen
+// none.
+type replayGuard struct {
+	newest uint64
+	seen   [replayWindow / 64]uint64 // bit g % replayWindow, for the replayWindow generations up to newest
+}
+
+// fresh reports whether g was not seen, and remembers it. What is behind the window counts as seen.
+func (w *replayGuard) fresh(g uint64) bool {
+	if g > w.newest {
+		if g-w.newest >= replayWindow {
+			w.seen = [replayWindow / 64]uint64{}
+		} else {
+			for x := w.newest + 1; x < g; x++ {
+				w.seen[x%replayWindow/64] &^= 1 << (x % 64)
+			}
+		}
+		w.newest = g
+	} else if w.newest-g >= replayWindow || w.seen[g%replayWindow/64]&(1<<(g%64)) != 0 {
+		return false
+	}
+	w.seen[g%replayWindow/64] |= 1 << (g % 64)
+	return true
+}

@@ -1,0 +1,246 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// recompute is the change of an engine that computes what its peer does not bring.
+func recompute(c *Config) { c.LoadFailurePolicy = kv.RecomputeOnLoadFailure }
+
+// P dies before, while and after it has the request. Under `recompute` D's tokens are those of an
+// undisturbed run, under `fail` its client gets an error that names the phase; neither leaves
+// anything in the prefix cache, so that the prompt and its prefixes are answered rightly afterwards.
+func TestPrefillDies(t *testing.T) {
+	const n = 150
+	for _, policy := range []kv.LoadFailurePolicy{kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure} {
+		for name, die := range map[string]func(t *testing.T, x pair, prefill Request){
+			"before it has the request": func(t *testing.T, x pair, _ Request) { closeNow(t, x.p) },
+			"while it prefills": func(t *testing.T, x pair, prefill Request) {
+				prefill.Prompt = prompt(1900, 3) // of the same transfer, but never finished
+				s := submit1(t, x.p, prefill)
+				closeNow(t, x.p)
+				read(t, s)
+			},
+		} {
+			t.Run(string(policy)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				x := newPair(t, func(c *Config) { c.LoadFailurePolicy = policy })
+				x.handOff(t, "first", prompt(20, 1), 2) // so that they are connected
+				settle(t, x.p)
+				p := prompt(n, 9)
+				want := expect(t, p, 8, model.Sampling{})
+				prefill, decode := x.legs("r", p, 8)
+				s := submit1(t, x.d, decode)
+				die(t, x, prefill)
+				checkPolicy(t, policy, read(t, s), want)
+				settle(t, x.d)
+
+				// P is dead for good: everything that D answers from now on is its own.
+				for _, m := range []int{n, n - 1, 128, 64, 17, 16} {
+					a := generate(t, x.d, Request{ID: kv.RequestID(fmt.Sprintf("again%d", m)), Prompt: p[:m], MaxTokens: 4})
+					checkAnswer(t, fmt.Sprintf("the first %d tokens", m), a, expect(t, p[:m], 4, model.Sampling{}))
+					if policy == kv.FailOnLoadFailure && m == n && a.Usage.Cached != 0 {
+						t.Errorf("a failed load left %d tokens in the prefix cache", a.Usage.Cached)
+					}
+				}
+				_, decode = x.legs("dead", p[:100], 4)
+				checkPolicy(t, policy, generate(t, x.d, decode), expect(t, p[:100], 4, model.Sampling{}))
+				settle(t, x.d)
+			})
+		}
+	}
+}
+
+func checkPolicy(t *testing.T, policy kv.LoadFailurePolicy, a answer, want []kv.Token) {
+	t.Helper()
+	if policy == kv.FailOnLoadFailure {
+		if a.Finish != connector.FinishError || a.Err == nil || a.Err.Kind != KindTransfer || a.Err.Phase == "" || len(a.Tokens) > 0 || a.LoadErr != nil {
+			t.Errorf("%+v", a.Output)
+		}
+		return
+	}
+	checkAnswer(t, "recomputed", a, want)
+	u := a.Usage
+	if a.LoadErr == nil || a.LoadErr.Phase == "" || u.Recomputed == 0 || u.External != 0 || u.Cached+u.ComputedPrompt != u.Prompt {
+		t.Errorf("%v, %+v", a.LoadErr, u)
+	}
+}
+
+// A request's own policy goes before its engine's.
+func TestPolicyOfRequest(t *testing.T) {
+	x := newPair(t, recompute)
+	y := pair{p: x.p, d: newEngine(t, func(c *Config) { c.Role = connector.Consumer })}
+	for _, c := range []struct {
+		name string
+		d    *Engine
+		own  kv.LoadFailurePolicy
+		want kv.LoadFailurePolicy
+	}{
+		{"fail in an engine that recomputes", x.d, kv.FailOnLoadFailure, kv.FailOnLoadFailure},
+		{"recompute in an engine that fails", y.d, kv.RecomputeOnLoadFailure, kv.RecomputeOnLoadFailure},
+		{"of an engine that recomputes", x.d, "", kv.RecomputeOnLoadFailure},
+		{"of an engine that fails", y.d, "", kv.FailOnLoadFailure},
+	} {
+		p := prompt(60, 5)
+		_, decode := x.legs("r", p, 4)
+		decode.Params.RemoteEngineID = "another"
+		decode.Params.LoadFailurePolicy = c.own
+		t.Log(c.name)
+		checkPolicy(t, c.want, generate(t, c.d, decode), expect(t, p, 4, model.Sampling{}))
+		settle(t, c.d)
+	}
+}
+
+// P's client leaves while D waits: D goes on by itself.
+func TestRecomputeWhenPrefillAborts(t *testing.T) {
+	x := newPair(t, recompute)
+	p := prompt(300, 1)
+	prefill, decode := x.legs("r", p, 5)
+	prefill.Prompt = prompt(1900, 1)
+	d, s := submit1(t, x.d, decode), submit1(t, x.p, prefill)
+	s.Close()
+	read(t, s)
+	checkPolicy(t, kv.RecomputeOnLoadFailure, read(t, d), expect(t, p, 5, model.Sampling{}))
+	settle(t, x.p)
+	settle(t, x.d)
+	if s := x.d.Stats(); s.Recomputed != 1 || s.ReceiveFailed != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestLogLineOfRecomputation(t *testing.T) {
+	var out lockedBuffer
+	x := newPair(t, func(c *Config) {
+		recompute(c)
+		if c.Role == connector.Consumer {
+			c.Log = slog.New(slog.NewJSONHandler(&out, nil))
+		}
+	})
+	_, decode := x.legs("r", prompt(40, 1), 3)
+	decode.Params.RemoteEngineID = "another"
+	generate(t, x.d, decode)
+	var line map[string]any
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	if err := json.Unmarshal(out.mu.Bytes(), &line); err != nil {
+		t.Fatalf("%v in %s", err, out.mu.String())
+	}
+	if line[LogRecomputed] != 40.0 || line[LogRecomputedAfter] != string(connector.PhaseHandshake) || line[LogRecomputedWhy] == "" ||
+		line[LogFinish] != "length" || line["level"] != "WARN" {
+		t.Errorf("%v", line)
+	}
+}
+
+// D's pool is full of loads that never come: whoever waits for their blocks gets them when the loads
+// have been silent for too long.
+func TestParkedLoadsFail(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.RegistrationTimeout = 8, time.Second })
+	var parked []*Stream
+	for i := range 2 {
+		_, decode := x.legs(fmt.Sprintf("parked%d", i), prompt(60, i), 2)
+		parked = append(parked, submit1(t, x.d, decode))
+	}
+	p := prompt(50, 7)
+	own := submit1(t, x.d, Request{ID: "own", Prompt: p, MaxTokens: 3})
+	checkAnswer(t, "a request behind them", read(t, own), expect(t, p, 3, model.Sampling{}))
+	for _, s := range parked {
+		if a := read(t, s); a.Finish != connector.FinishError || a.Err.Kind != KindTransfer {
+			t.Errorf("a parked load ended as %+v", a.Output)
+		}
+	}
+	settle(t, x.d)
+	_, decode := x.handOff(t, "afterwards", p, 3)
+	checkAnswer(t, "afterwards", decode, expect(t, p, 3, model.Sampling{}))
+}
+
+// A request of D that waits for blocks, and so never was registered, is aborted: both sides have
+// their blocks again, P after its lease at the latest.
+func TestAbortBeforeScheduling(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 8, time.Second })
+	_, parked := x.legs("parked", prompt(80, 1), 3)
+	other := submit1(t, x.d, parked)
+	prefill, decode := x.legs("r", prompt(60, 2), 3)
+	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
+	s := submit1(t, x.d, decode)
+	if got := x.d.Stats(); got.Waiting != 1 || got.WaitingRemote != 1 {
+		t.Fatalf("it does not wait for blocks: %+v", got)
+	}
+	s.Close()
+	if a := read(t, s); a.Finish != connector.FinishAbort || a.Usage.Blocks != 0 {
+		t.Errorf("%+v", a.Output)
+	}
+	other.Close()
+	read(t, other)
+	settle(t, x.d)
+	settle(t, x.p)
+}
+
+// P takes the blocks of a prompt that it computes for D, for an earlier request that grows: D waits and
+// gets the right KV once.
+func TestPrefillIsPreempted(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache, c.Role = 30, 32, true, connector.Both })
+	small, smallDecode := x.legs("small", prompt(190, 1), 3)
+	large, largeDecode := x.legs("large", prompt(240, 2), 3)
+	victim, victimDecode := x.legs("victim", prompt(239, 3), 3)
+	for _, r := range []Request{small, large} {
+		checkAnswer(t, string(r.ID), generate(t, x.p, r), expect(t, r.Prompt, 1, model.Sampling{}))
+	}
+	// 12 and 15 blocks are held for D, and there are 3 for this one, which needs 7.
+	own := submit1(t, x.p, Request{ID: "own", Prompt: prompt(40, 4), MaxTokens: 60})
+	s := submit1(t, x.p, victim)
+	// With the 12 the victim, which needs 15, can begin, but not end before the other takes some.
+	for _, r := range []Request{smallDecode, largeDecode} {
+		if r.ID == largeDecode.ID {
+			eventually(t, x.p, func(s Stats) bool { return s.Preemptions > 0 })
+		}
+		checkAnswer(t, string(r.ID), generate(t, x.d, r), expect(t, r.Prompt, 3, model.Sampling{}))
+	}
+	checkAnswer(t, "own", read(t, own), expect(t, prompt(40, 4), 60, model.Sampling{}))
+	checkAnswer(t, "D's answer to the victim", generate(t, x.d, victimDecode), expect(t, victim.Prompt, 3, model.Sampling{}))
+	checkAnswer(t, "P's answer to the victim", read(t, s), expect(t, victim.Prompt, 1, model.Sampling{}))
+	settle(t, x.p)
+	settle(t, x.d)
+	if s := x.d.Stats(); s.Received != 3 || s.Preemptions != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// D takes the blocks of a request whose KV has come, for an earlier one that grows: the prompt is
+// computed by D then, and not transferred again.
+func TestDecodeIsPreempted(t *testing.T) {
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 30, 32, true })
+	prefill, decode := x.legs("victim", prompt(240, 1), 40)
+	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
+	// Loads that never come leave 3 blocks for this one, which needs 7.
+	var parked []*Stream
+	for i, n := range []int{160, 272} {
+		_, r := x.legs(fmt.Sprintf("parked%d", i), prompt(n, 10+i), 1)
+		parked = append(parked, submit1(t, x.d, r))
+	}
+	own := submit1(t, x.d, Request{ID: "own", Prompt: prompt(40, 4), MaxTokens: 60})
+	s := submit1(t, x.d, decode)
+	parked[1].Close() // now there is room for the victim, but not for it and all of the other
+	checkAnswer(t, "own", read(t, own), expect(t, prompt(40, 4), 60, model.Sampling{}))
+	parked[0].Close()
+	a := read(t, s)
+	checkAnswer(t, "the victim", a, expect(t, prompt(240, 1), 40, model.Sampling{}))
+	if u := a.Usage; u.Preemptions == 0 || u.External != 239 || u.ComputedPrompt < 240 {
+		t.Errorf("%+v", u)
+	}
+	for _, s := range parked {
+		read(t, s)
+	}
+	settle(t, x.p)
+	settle(t, x.d)
+	if s := x.d.Stats(); s.Received != 1 {
+		t.Errorf("%+v", s)
+	}
+}

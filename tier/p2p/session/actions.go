@@ -1,0 +1,129 @@
+package session
+
+import (
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier/core"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// Action is what the driver is to do, in order.
+type Action interface{ action() }
+
+// For the transport.
+type (
+	// Dial connects to a peer; Up or Down follows, and Down when it ends, unless Hang came first.
+	Dial struct {
+		Peer PeerID
+		Gen  kv.Generation
+	}
+	// Send sends a message on a connection that was dialled; before Up it waits.
+	Send struct {
+		Peer PeerID
+		Gen  kv.Generation
+		Msg  wire.P2PMessage
+	}
+	// Hang ends the connection after what was sent, within a short time of the driver's.
+	Hang struct {
+		Peer PeerID
+		Gen  kv.Generation
+	}
+	// DropLink ends a connection by which a peer reaches us.
+	DropLink struct {
+		Identity string
+		Link     uint64
+	}
+)
+
+// For the agent.
+type (
+	// Admit adds a peer; Admitted follows. At once where that is cheap, else on another goroutine.
+	Admit struct {
+		Peer    PeerID
+		Gen     kv.Generation
+		Connect *wire.P2PConnect
+	}
+	// Dismiss takes back an Admit: one that is under way is given up, and what it may still give is
+	// removed; an admitted peer is removed.
+	Dismiss struct {
+		Peer  PeerID
+		Gen   kv.Generation
+		Agent agent.PeerID // zero while the admission is under way
+	}
+	// Grant permits the peer's agent to write the slots of a load; Granted follows.
+	Grant struct {
+		Job   core.JobID
+		Agent agent.Name
+		Slots []core.Slot
+	}
+	// Revoke ends that: when it is done, nothing is written any more. A job without a grant is ignored.
+	Revoke struct{ Job core.JobID }
+	// Post writes slots to the peer's blocks. Either PostFailed follows, or TransferEnded and
+	// TransferStopped.
+	Post struct {
+		Transfer uint64
+		Agent    agent.PeerID
+		Base     uint64 // of the peer's memory
+		Local    []core.Slot
+		Remote   []uint32
+		Grant    agent.GrantID
+	}
+	// Cancel asks a transfer to end early.
+	Cancel struct{ Transfer uint64 }
+)
+
+// For the tier.
+type (
+	// Answer says whether the request's source has a key.
+	Answer struct {
+		Req kv.RequestID
+		Key core.Key
+		Hit bool
+	}
+	// Fail says that the source has nothing more for the request.
+	Fail struct {
+		Req kv.RequestID
+		Why string
+	}
+	LoadEnded struct {
+		Job         core.JobID
+		OK, Stopped bool
+	}
+	LoadStopped struct{ Job core.JobID }
+	StoreEnded  struct {
+		Job core.JobID
+		OK  bool
+	}
+	// Serve looks keys up for a peer and pins what is there; Served follows.
+	Serve struct {
+		Lookup uint64
+		Keys   []core.Key
+	}
+	Unpin struct{ Pins []core.PinID }
+)
+
+// Note tells people what happened with a peer.
+type Note struct {
+	Peer PeerID
+	What string // a stable snake_case name
+	Text string
+}
+
+func (Dial) action()        {}
+func (Send) action()        {}
+func (Hang) action()        {}
+func (DropLink) action()    {}
+func (Admit) action()       {}
+func (Dismiss) action()     {}
+func (Grant) action()       {}
+func (Revoke) action()      {}
+func (Post) action()        {}
+func (Cancel) action()      {}
+func (Answer) action()      {}
+func (Fail) action()        {}
+func (LoadEnded) action()   {}
+func (LoadStopped) action() {}
+func (StoreEnded) action()  {}
+func (Serve) action()       {}
+func (Unpin) action()       {}
+func (Note) action()        {}

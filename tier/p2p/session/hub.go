@@ -1,0 +1,364 @@
+package session
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier/core"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// Hub holds all sessions of one node.
+type Hub struct {
+	cfg       Config
+	self      PeerID
+	now       time.Time
+	out       []Action
+	timers    timers
+	lastTimer uint64
+	lastGen   kv.Generation
+	lastID    uint64 // of lookups and transfers
+
+	sessions map[PeerID]*session
+	aliases  map[PeerID]*session // other names of peers that were dialled under one
+	links    map[link]*session   // by which peers reach us; nil: not listened to any more
+	pauses   map[PeerID]time.Time
+	requests map[kv.RequestID]*request
+	bindings map[string]*binding
+	lookups  map[uint64]*lookup
+	xfers    map[uint64]*transfer
+	loads    map[core.JobID]*load
+	halted   map[agent.Name][]core.JobID // failed loads that a dead session's agent may still write
+
+	unbound []*supply // stores whose peer has not asked yet, oldest first
+	slots   int       // of unbound
+	shut    bool
+}
+
+type link struct {
+	identity string
+	id       uint64
+}
+
+// request is one of the engine's requests.
+type request struct {
+	id       kv.RequestID
+	tx       *transaction // what it asks; nil: nothing, or failed
+	decoder  bool
+	decodeID string
+}
+
+// New makes a Hub without peers.
+func New(cfg Config) (*Hub, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Hub{
+		cfg: cfg.withDefaults(), self: PeerID(cfg.Local.PeerID),
+		sessions: map[PeerID]*session{}, aliases: map[PeerID]*session{}, links: map[link]*session{},
+		pauses: map[PeerID]time.Time{}, requests: map[kv.RequestID]*request{}, bindings: map[string]*binding{},
+		lookups: map[uint64]*lookup{}, xfers: map[uint64]*transfer{}, loads: map[core.JobID]*load{},
+		halted: map[agent.Name][]core.JobID{},
+	}, nil
+}
+
+// Step tells the hub that something has happened at a time, and returns what follows. What has
+// happened counts before what was due by then.
+func (h *Hub) Step(now time.Time, ev Event) []Action {
+	if now.After(h.now) {
+		h.now = now
+	}
+	h.handle(ev)
+	h.runTimers()
+	out := h.out
+	h.out = nil
+	return out
+}
+
+// Deadline is when the hub wants a Tick, if nothing happens before.
+func (h *Hub) Deadline() (time.Time, bool) {
+	if len(h.timers) == 0 {
+		return time.Time{}, false
+	}
+	return h.timers[0].at, true
+}
+
+// PendingWork reports whether somebody waits for something: a handshake, an answer, a transfer.
+func (h *Hub) PendingWork() bool {
+	for _, s := range h.sessions {
+		if s.busy() {
+			return true
+		}
+	}
+	return len(h.xfers) > 0
+}
+
+func (h *Hub) handle(ev Event) {
+	switch ev := ev.(type) {
+	case Begin:
+		h.begin(ev)
+	case Ask:
+		if r := h.requests[ev.Req]; r != nil && r.tx != nil {
+			r.tx.ask(ev.Keys)
+		} else {
+			h.emit(Fail{Req: ev.Req, Why: "it has no source"})
+		}
+	case Fetch:
+		if r := h.requests[ev.Req]; r != nil && r.tx != nil {
+			r.tx.fetch(ev)
+		} else {
+			h.emit(LoadEnded{Job: ev.Job, Stopped: true})
+		}
+	case Supply:
+		h.supply(ev)
+	case Finish:
+		h.finish(ev.Req)
+	case Served:
+		h.served(ev)
+	case Changed:
+		for _, id := range slices.Sorted(maps.Keys(h.lookups)) {
+			h.lookups[id].again()
+		}
+	case Up:
+		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
+			s.remote = netip.AddrPortFrom(ev.Remote.Addr().Unmap(), ev.Remote.Port())
+		}
+	case Down:
+		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
+			s.lost(fmt.Sprintf("no connection to it: %v", ev.Err))
+		}
+	case Message:
+		h.message(ev)
+	case LinkEnded:
+		h.linkEnded(ev)
+	case Admitted:
+		h.admitted(ev)
+	case AgentLost:
+		for _, s := range h.inOrder() {
+			if s.agent == ev.Agent {
+				s.lost("its agent's connection is gone")
+			}
+		}
+	case TornDown:
+		for _, job := range h.halted[ev.Agent] {
+			h.emit(LoadStopped{Job: job})
+		}
+		delete(h.halted, ev.Agent)
+	case Granted:
+		if l := h.loads[ev.Job]; l != nil {
+			l.granted(ev)
+		}
+	case PostFailed:
+		h.transferEnded(TransferEnded{Transfer: ev.Transfer, Err: ev.Err})
+		h.transferStopped(ev.Transfer)
+	case TransferEnded:
+		h.transferEnded(ev)
+	case TransferStopped:
+		h.transferStopped(ev.Transfer)
+	case Tick:
+	case Shutdown:
+		h.shutdown()
+	}
+}
+
+func (h *Hub) emit(a Action) { h.out = append(h.out, a) }
+
+func (h *Hub) note(p PeerID, what, format string, args ...any) {
+	h.emit(Note{Peer: p, What: what, Text: fmt.Sprintf(format, args...)})
+}
+
+func (h *Hub) nextID() uint64 {
+	h.lastID++
+	return h.lastID
+}
+
+// dialled is the living session of a generation.
+func (h *Hub) dialled(p PeerID, gen kv.Generation) *session {
+	if s := h.sessions[p]; s != nil && s.gen == gen {
+		return s
+	}
+	return nil
+}
+
+// inOrder is all sessions by age.
+func (h *Hub) inOrder() []*session {
+	all := slices.Collect(maps.Values(h.sessions))
+	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.gen, b.gen) })
+	return all
+}
+
+// begin makes a request known, and its session if it names a source.
+func (h *Hub) begin(ev Begin) {
+	if h.requests[ev.Req] != nil || h.shut {
+		h.emit(Fail{Req: ev.Req, Why: "the tier is closed, or knows the request already"})
+		return
+	}
+	r := &request{id: ev.Req, decoder: ev.Decoder, decodeID: ev.DecoderID}
+	h.requests[ev.Req] = r
+	if ev.Decoder {
+		h.decoding(ev.DecoderID)
+	}
+	if ev.Source == "" {
+		return
+	}
+	s, why := h.reach(ev.Source)
+	if s != nil {
+		r.tx, why = s.open(r, ev.SourceID, ev.Everything)
+	}
+	if r.tx == nil {
+		h.emit(Fail{Req: ev.Req, Why: why})
+	}
+}
+
+func (h *Hub) finish(id kv.RequestID) {
+	r := h.requests[id]
+	if r == nil {
+		return
+	}
+	delete(h.requests, id)
+	if r.tx != nil {
+		r.tx.finish()
+	}
+	if r.decoder {
+		h.decoded(r.decodeID)
+	}
+}
+
+// reach gives the session with a peer, new or not; nil and why when there can be none.
+func (h *Hub) reach(p PeerID) (*session, string) {
+	if s := h.sessions[p]; s != nil {
+		return s, ""
+	}
+	if s := h.aliases[p]; s != nil {
+		return s, ""
+	}
+	if p == h.self {
+		return nil, "its source is this node itself"
+	}
+	if !h.makeRoom(0) {
+		return nil, fmt.Sprintf("%d peers are connected and busy", len(h.sessions))
+	}
+	return h.newSession(p), ""
+}
+
+// makeRoom ends the longest idle session if there are too many. It reports whether another fits.
+func (h *Hub) makeRoom(idle time.Duration) bool {
+	if len(h.sessions) < h.cfg.MaxPeers {
+		return true
+	}
+	var oldest *session
+	for _, s := range h.inOrder() {
+		if !s.busy() && (oldest == nil || s.active.Before(oldest.active)) {
+			oldest = s
+		}
+	}
+	if oldest == nil || idle < 0 || h.now.Sub(oldest.active) < idle {
+		return false
+	}
+	oldest.end("evicted, it was idle and there are too many peers")
+	return true
+}
+
+// message brings a message to its session.
+func (h *Hub) message(ev Message) {
+	k := link{ev.Identity, ev.Link}
+	s, known := h.links[k]
+	if known && s == nil {
+		return // dropped; this was still under way
+	}
+	if s == nil {
+		if s = h.greet(ev, k); s == nil {
+			return
+		}
+	}
+	s.receive(ev.Msg, ev.Err)
+}
+
+// greet gives a new link its session, or drops it.
+func (h *Hub) greet(ev Message, k link) *session {
+	refuse := func(why string) *session {
+		h.links[k] = nil
+		h.emit(DropLink{Identity: k.identity, Link: k.id})
+		h.note(PeerID(k.identity), "link_refused", "%s", why)
+		return nil
+	}
+	p, err := ParsePeer(ev.Identity)
+	if err != nil {
+		h.links[k] = nil
+		h.emit(DropLink{Identity: k.identity, Link: k.id})
+		h.note("", "link_refused", "%v", err)
+		return nil
+	}
+	if p == h.self || h.shut {
+		return refuse("it has our own name, or we are closing")
+	}
+	if _, ok := ev.Msg.(*wire.P2PConnect); !ok {
+		// To whoever sends this our session is not the one that it believes to have: let it notice.
+		return refuse("it did not begin with a connect")
+	}
+	s := h.sessions[p]
+	if s == nil {
+		s = h.awaited(p)
+	}
+	if s != nil && s.link.id != 0 {
+		s.end("it has connected anew")
+		s = nil
+	}
+	if s == nil {
+		if !h.makeRoom(h.cfg.IdleTimeout) {
+			return refuse(fmt.Sprintf("%d peers are connected already", len(h.sessions)))
+		}
+		s = h.newSession(p)
+	}
+	s.link = k
+	h.links[k] = s
+	return s
+}
+
+// awaited finds the session that has dialled this peer under another name.
+func (h *Hub) awaited(p PeerID) *session {
+	at, ok := p.addr()
+	if !ok {
+		return nil
+	}
+	for _, s := range h.inOrder() {
+		if s.link.id == 0 && s.remote == at {
+			h.aliases[p] = s
+			return s
+		}
+	}
+	return nil
+}
+
+func (h *Hub) linkEnded(ev LinkEnded) {
+	k := link{ev.Identity, ev.Link}
+	s := h.links[k]
+	delete(h.links, k)
+	if s != nil && s.link == k {
+		s.link = link{}
+		s.lost("it has closed its connection")
+	}
+}
+
+func (h *Hub) shutdown() {
+	h.shut = true
+	for _, s := range h.inOrder() {
+		s.end("this node is closing")
+	}
+	for _, u := range h.unbound {
+		h.drop(u, false)
+	}
+	h.unbound, h.slots = nil, 0
+	for _, id := range slices.Sorted(maps.Keys(h.xfers)) {
+		h.emit(Cancel{Transfer: id})
+	}
+	for _, t := range slices.Clone(h.timers) {
+		h.stop(t)
+	}
+}

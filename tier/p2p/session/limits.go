@@ -1,0 +1,45 @@
+package session
+
+import "time"
+
+const (
+	// maxTransactions bounds the ids of one session that this node asks under, with those that wait for
+	// a late answer.
+	maxTransactions = 4096
+	// maxLookups bounds the lookups of one peer that wait for an answer; more are answered with misses.
+	maxLookups = 256
+	// maxRounds bounds a peer's rounds with something to write or to wait for.
+	maxRounds = 4096
+	// maxExpired bounds the rounds remembered whose pins were given back.
+	maxExpired = 1024
+	// maxQueued bounds the messages that wait for a handshake. They are answers, and aborts.
+	maxQueued = 1024
+	// maxBadKeys is how many messages in a row with unusable keys end a session, as with stock.
+	maxBadKeys = 5
+	// maxBindings bounds the ids under which this node prefills for others.
+	maxBindings = 65536
+	// maxPauses bounds the peers remembered for redialPause.
+	maxPauses = 1024
+
+	// redialPause lies between the end of a connection and the next to the same peer: libzmq ignores a
+	// connection whose identity it still knows (p2p-tier.md, section 2.1).
+	redialPause = 500 * time.Millisecond
+)
+
+// Defaults of Config. Those with a number in p2p-tier.md have its value.
+const (
+	DefaultMaxPeers         = 128
+	DefaultHandshakeTimeout = 30 * time.Second
+	DefaultIdleTimeout      = 300 * time.Second
+	// DefaultLookupTimeout is more than what a stock peer may take (5 s for blocks being written, and a
+	// step or two), and little against computing a long prompt.
+	DefaultLookupTimeout = 10 * time.Second
+	DefaultLoadTimeout   = 30 * time.Second
+	// DefaultLoadRate is added to the load's deadline, bytes a second: slower is no use.
+	DefaultLoadRate       = 100 << 20
+	DefaultPinTimeout     = 30 * time.Second
+	DefaultPendingTimeout = 5 * time.Second
+	DefaultDemandTimeout  = 60 * time.Second
+	DefaultUnboundTimeout = 60 * time.Second
+	DefaultRememberFor    = 60 * time.Second
+)

@@ -1,0 +1,270 @@
+package session
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// session is what stands between this node and one peer, from the first dial to its end.
+//
+//	dialled ── their connect ──> admitting ── Admitted ──> our ack sent ──┐
+//	   └────── their ack ──────────────────────────────────────────────── open
+type session struct {
+	h      *Hub
+	peer   PeerID
+	gen    kv.Generation
+	remote netip.AddrPort
+	link   link // by which it reaches us; zero until it does
+	theirs *wire.P2PConnect
+	agent  agent.PeerID
+	// admitted: our agent can write to it. acked: we may send.
+	admitted, acked bool
+	dead            bool
+	active          time.Time
+	handshake       *timer
+	badKeys         int
+	queued          []wire.P2PMessage
+
+	client clientRole
+	server serverRole
+}
+
+// newSession dials a peer. Our connect is the first message.
+func (h *Hub) newSession(p PeerID) *session {
+	h.lastGen++
+	s := &session{h: h, peer: p, gen: h.lastGen, active: h.now}
+	s.client.init(s)
+	s.server.init(s)
+	h.sessions[p] = s
+	begin := func() {
+		local := h.cfg.Local
+		h.emit(Dial{Peer: p, Gen: s.gen})
+		s.sendNow(&local)
+	}
+	if wait := h.pauses[p].Sub(h.now); wait > 0 {
+		h.after(wait, func() {
+			if !s.dead {
+				begin()
+			}
+		})
+	} else {
+		begin()
+	}
+	s.handshake = h.after(h.cfg.HandshakeTimeout, func() { s.lost("no handshake in time") })
+	return s
+}
+
+// open reports whether both sides have admitted each other.
+func (s *session) ready() bool { return s.acked && s.admitted }
+
+// stock reports a peer that is no kvferry node.
+func (s *session) stock() bool { return s.theirs != nil && s.theirs.Extension == nil }
+
+// busy reports whether somebody waits for something of this session.
+func (s *session) busy() bool {
+	return !s.ready() || s.client.busy() || s.server.busy()
+}
+
+func (s *session) sendNow(m wire.P2PMessage) {
+	s.h.emit(Send{Peer: s.peer, Gen: s.gen, Msg: m})
+}
+
+// send sends what only a peer that has admitted us may get.
+func (s *session) send(m wire.P2PMessage) {
+	switch {
+	case s.dead:
+	case s.ready():
+		s.active = s.h.now
+		s.sendNow(m)
+	case len(s.queued) >= maxQueued:
+		s.end("too much waits for its handshake")
+	default:
+		s.queued = append(s.queued, m)
+	}
+}
+
+// receive handles one message, or what could not be read.
+func (s *session) receive(m wire.P2PMessage, err error) {
+	s.active = s.h.now
+	switch {
+	case errors.Is(err, wire.ErrP2PIgnored):
+		s.h.note(s.peer, "message_ignored", "%v", err)
+		return
+	case errors.Is(err, wire.ErrP2PBadKey):
+		s.h.note(s.peer, "message_ignored", "%v", err)
+		if s.badKeys++; s.badKeys >= maxBadKeys {
+			s.end("it goes on sending keys that are none")
+		}
+		return
+	case err != nil:
+		s.end(err.Error())
+		return
+	}
+	s.badKeys = 0
+	switch m := m.(type) {
+	case *wire.P2PConnect:
+		s.onConnect(m)
+		return
+	case wire.P2PConnectAck:
+		s.onAck()
+		return
+	case wire.P2PDisconnect:
+		s.lost("it has disconnected")
+		return
+	}
+	if !s.admitted {
+		s.end("it sent a " + m.Type() + " before we had admitted it")
+		return
+	}
+	switch m := m.(type) {
+	case *wire.P2PLookup:
+		s.server.onLookup(m)
+	case *wire.P2PFetch:
+		s.server.onFetch(m)
+	case wire.P2PAbortFetch:
+		s.server.onAbort(m)
+	case *wire.P2PLookupResp:
+		s.client.onLookupResp(m)
+	case wire.P2PTransferDone:
+		s.client.onDone(m)
+	case wire.P2PAbortAck:
+		s.client.onAbortAck(m)
+	}
+}
+
+// onConnect checks what the peer is, in the order of p2p-tier.md, section 3.2, and begins to admit
+// it. The ack waits until that is done: it is the peer's permission to send.
+func (s *session) onConnect(m *wire.P2PConnect) {
+	local := &s.h.cfg.Local
+	switch {
+	case s.theirs != nil:
+		s.end("it sent a second connect")
+		return
+	case m.BlockLen != local.BlockLen:
+		s.refuse("its blocks have %d bytes, ours %d", m.BlockLen, local.BlockLen)
+		return
+	case m.Fingerprint != "" && local.Fingerprint != "" && m.Fingerprint != local.Fingerprint:
+		s.refuse("its model facts are others (fingerprint %s, ours %s)", m.Fingerprint, local.Fingerprint)
+		return
+	case m.HashSeed != local.HashSeed:
+		s.refuse("its hash seed is another, so equal content has other keys there")
+		return
+	}
+	if err := checkMemory(m); err != nil {
+		s.refuse("%v", err)
+		return
+	}
+	s.theirs = m
+	s.h.emit(Admit{Peer: s.peer, Gen: s.gen, Connect: m})
+}
+
+func (s *session) refuse(format string, args ...any) {
+	s.h.note(s.peer, "peer_refused", format, args...)
+	s.end("refused")
+}
+
+func (s *session) onAck() {
+	if s.theirs == nil {
+		s.end("it sent a connect_ack before its connect")
+		return
+	}
+	if !s.acked {
+		s.acked = true
+		s.opened()
+	}
+}
+
+// admitted brings an admission's result to its session; one that nobody waits for is undone.
+func (h *Hub) admitted(ev Admitted) {
+	s := h.dialled(ev.Peer, ev.Gen)
+	switch {
+	case s == nil && ev.Err == nil:
+		h.emit(Dismiss{Peer: ev.Peer, Gen: ev.Gen, Agent: ev.Agent})
+	case s == nil || s.admitted:
+	case ev.Err != nil:
+		h.note(ev.Peer, "admission_failed", "%v", ev.Err)
+		s.end("our agent cannot reach its agent")
+	default:
+		s.admitted, s.agent = true, ev.Agent
+		s.sendNow(wire.P2PConnectAck{PeerID: string(h.self)})
+		s.opened()
+	}
+}
+
+// opened sends what has waited, once both sides have admitted each other.
+func (s *session) opened() {
+	if !s.ready() {
+		return
+	}
+	s.h.stop(s.handshake)
+	s.h.note(s.peer, "session_open", "blocks: %d", s.theirs.NumBlocks)
+	queued := s.queued
+	s.queued = nil
+	for _, m := range queued {
+		s.send(m)
+	}
+	s.client.pumpAll()
+}
+
+// lost ends the session because the connection, or the peer, is gone. The peer's other ranks, which
+// are the same process, are gone as well.
+func (s *session) lost(why string) {
+	if s.dead {
+		return
+	}
+	s.end(why)
+	if s.theirs == nil || s.theirs.Extension == nil {
+		return
+	}
+	for _, other := range s.h.inOrder() {
+		if e := other.theirs; e != nil && e.Extension != nil && e.Extension.Instance == s.theirs.Extension.Instance {
+			other.end("another rank of the same process is gone: " + why)
+		}
+	}
+}
+
+// end ends the session and everything that hangs on it. The peer is told, if it listens.
+func (s *session) end(why string) {
+	if s.dead {
+		return
+	}
+	h := s.h
+	s.dead = true
+	delete(h.sessions, s.peer)
+	for _, p := range slices.Sorted(maps.Keys(h.aliases)) {
+		if h.aliases[p] == s {
+			delete(h.aliases, p)
+		}
+	}
+	h.stop(s.handshake)
+	h.note(s.peer, "session_ended", "%s", why)
+	s.sendNow(wire.P2PDisconnect{})
+	h.emit(Hang{Peer: s.peer, Gen: s.gen})
+	if s.link.id != 0 {
+		h.links[s.link] = nil
+		h.emit(DropLink{Identity: s.link.identity, Link: s.link.id})
+	}
+	s.client.end(why)
+	s.server.end()
+	if s.theirs != nil {
+		h.emit(Dismiss{Peer: s.peer, Gen: s.gen, Agent: s.agent})
+	}
+	h.pause(s.peer)
+}
+
+// pause keeps the next dial to a peer away from this one's end.
+func (h *Hub) pause(p PeerID) {
+	if len(h.pauses) >= maxPauses {
+		maps.DeleteFunc(h.pauses, func(_ PeerID, until time.Time) bool { return !until.After(h.now) })
+	}
+	if len(h.pauses) < maxPauses {
+		h.pauses[p] = h.now.Add(redialPause)
+	}
+}
