@@ -18,8 +18,8 @@ const (
 
 	// maxRegistrations bounds the registrations that wait for P's blocks, maxPerSender those of one D
 	// agent. The oldest of the sender, else the oldest of all, makes room; its D is told.
-	maxRegistrations = 1 << 16
-	maxPerSender     = 1 << 13
+	maxRegistrations = 1 << 15
+	maxPerSender     = 1 << 12
 
 	// maxRegistrationBlocks bounds the block ids in waiting registrations, maxSenderBlocks those of one
 	// D agent: 64 MiB and 16 MiB of ids.

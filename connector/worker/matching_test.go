@@ -317,7 +317,7 @@ func benchmarkMatch(b *testing.B, pending int) {
 	m := newMachine(machineConfig())
 	now := time.Unix(1000, 0)
 	for i := range pending {
-		m.Step(now, from("d", stockRegistration(b, fmt.Sprintf("cmpl-pending%d-0-11111111", i))))
+		m.Step(now, from(fmt.Sprint("d", i%2), stockRegistration(b, fmt.Sprintf("cmpl-pending%d-0-11111111", i))))
 	}
 	i := 0
 	for b.Loop() {
