@@ -40,6 +40,7 @@ type transaction struct {
 // ask is one lookup sent, or about to be.
 type ask struct {
 	open     map[core.Key]int // keys without an answer, and how often each was asked
+	stale    bool             // of a request that is over
 	deadline *timer
 }
 
@@ -122,7 +123,7 @@ func (t *transaction) unanswered() bool {
 // pump sends what can be sent.
 func (t *transaction) pump() {
 	s := t.c.s
-	if !s.ready() || s.dead || t.fenced {
+	if !s.ready() || s.dead || t.fenced || t.req == nil {
 		return
 	}
 	for len(t.waiting) > 0 {
@@ -222,6 +223,16 @@ func (l *load) abort() {
 	t.pump()
 }
 
+// quiet: nothing writes the slots any more; the tier may not know yet.
+func (l *load) quiet() {
+	h := l.t.c.s.h
+	l.stopped = true
+	if h.loads[l.job] == l {
+		h.emit(LoadStopped{Job: l.job})
+		delete(h.loads, l.job)
+	}
+}
+
 // settled: the peer's last word on a round. stopped says that it writes no more.
 func (l *load) settled(ok, stopped bool) {
 	h := l.t.c.s.h
@@ -233,9 +244,8 @@ func (l *load) settled(ok, stopped bool) {
 	case !l.stopped: // its slots wait for the agent's connection to end
 		h.halted[l.t.c.s.agent.Name] = append(h.halted[l.t.c.s.agent.Name], l.job)
 		delete(h.loads, l.job)
-	case was && h.loads[l.job] == l:
-		h.emit(LoadStopped{Job: l.job})
-		delete(h.loads, l.job)
+	case was:
+		l.quiet()
 	}
 	l.t.forget()
 }
@@ -286,12 +296,11 @@ func (c *clientRole) onDone(m wire.P2PTransferDone) {
 		c.s.h.note(c.s.peer, "stray_message", "transfer_done for round %d of %q", m.Round, m.ID)
 		return
 	}
-	if l.ended && !m.Success {
-		return // the ack of our abort is still to come
-	}
 	if l.ended {
-		// Both crossed. The ack, which stock sends for any abort, only ends a fence.
-		l.settled(false, true)
+		// It has crossed with our abort, whose ack, which comes in any case, settles the round.
+		if m.Success {
+			l.quiet()
+		}
 		return
 	}
 	// Stock gives up a round's other transfers without waiting for their end.
@@ -305,7 +314,7 @@ func (c *clientRole) onAbortAck(m wire.P2PAbortAck) {
 	}
 	if t.fenced && t.fence == m.Round {
 		t.fenced = false
-		t.dropAsks()
+		t.dropStale()
 		t.pump()
 	}
 	if l := t.loads[m.Round]; l != nil && l.ended {
@@ -315,30 +324,15 @@ func (c *clientRole) onAbortAck(m wire.P2PAbortAck) {
 	t.forget()
 }
 
-// dropAsks forgets asks that will not be answered. What a later request has asked meanwhile stays:
-// it has not been sent.
-func (t *transaction) dropAsks() {
-	unsent := map[core.Key]int{}
-	for _, k := range t.unsent {
-		unsent[k]++
-	}
-	t.asks = slices.DeleteFunc(t.asks, func(a *ask) bool {
-		for k := range a.open {
-			if unsent[k] == 0 {
-				delete(a.open, k)
-			}
-		}
-		if len(a.open) == 0 {
-			t.c.s.h.stop(a.deadline)
-		}
-		return len(a.open) == 0
-	})
+// dropStale forgets the asks that will not be answered.
+func (t *transaction) dropStale() {
+	t.asks = slices.DeleteFunc(t.asks, func(a *ask) bool { return a.stale })
 }
 
 // finish ends the transaction's request.
 func (t *transaction) finish() {
-	t.close()
 	t.req = nil
+	t.close()
 	t.forget()
 }
 
@@ -372,6 +366,7 @@ func (t *transaction) close() {
 	}
 	for _, a := range t.asks {
 		t.c.s.h.stop(a.deadline)
+		a.stale = true
 	}
 	if !t.fenced {
 		t.asks = nil

@@ -1,0 +1,154 @@
+package session
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/kvferry/kvferry/tier/core"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// lookup is one LookupMsg that is being answered.
+type lookup struct {
+	no       uint64
+	k        roundKey
+	by       *serverRole
+	keys     []core.Key // as asked, in order
+	missing  []core.Key // those without a verdict, each once
+	serving  bool       // a Served is due
+	retry    bool       // the tier has changed meanwhile
+	expired  bool       // what is still pending is a miss
+	over     bool
+	deadline *timer
+}
+
+func (r *serverRole) onLookup(m *wire.P2PLookup) {
+	if len(m.Keys) == 0 {
+		return
+	}
+	k := roundKey{m.ID, m.Round}
+	delete(r.expired, k) // it begins anew
+	if len(r.lookups) >= maxLookups || len(r.rounds) >= maxRounds {
+		r.s.send(&wire.P2PLookupResp{ID: m.ID, Keys: m.Keys, Hits: make([]bool, len(m.Keys))})
+		return
+	}
+	h := r.s.h
+	l := &lookup{no: h.nextID(), k: k, by: r, keys: m.Keys}
+	seen := make(map[core.Key]struct{}, len(m.Keys))
+	x := r.rounds[k]
+	for _, key := range m.Keys {
+		if _, twice := seen[key]; twice || x != nil && x.avail[key] != nil {
+			continue
+		}
+		seen[key] = struct{}{}
+		l.missing = append(l.missing, key)
+	}
+	r.lookups[l.no], h.lookups[l.no] = l, l
+	l.deadline = h.after(h.cfg.PendingTimeout, func() {
+		l.expired = true
+		if !l.serving {
+			l.answer()
+		}
+	})
+	l.serve()
+}
+
+// serve asks the tier for what has no verdict yet.
+func (l *lookup) serve() {
+	if len(l.missing) == 0 {
+		l.answer()
+		return
+	}
+	l.serving, l.retry = true, false
+	l.by.s.h.emit(Serve{Lookup: l.no, Keys: l.missing})
+}
+
+// again is serve after a change of the tier.
+func (l *lookup) again() {
+	if l.serving {
+		l.retry = true
+		return
+	}
+	l.serve()
+}
+
+// served takes the tier's answer. Its hits are pinned: they are filed, or given back.
+func (h *Hub) served(ev Served) {
+	l := h.lookups[ev.Lookup]
+	if l == nil {
+		for _, a := range ev.Answers {
+			if a.Verdict == core.Hit {
+				h.emit(Unpin{Pins: []core.PinID{a.Pin}})
+			}
+		}
+		return
+	}
+	l.serving = false
+	var pending []core.Key
+	for i, a := range ev.Answers {
+		switch a.Verdict {
+		case core.Hit:
+			l.file(l.missing[i], a)
+		case core.Pending:
+			pending = append(pending, l.missing[i])
+		}
+	}
+	l.missing = pending
+	switch {
+	case len(pending) == 0 || l.expired:
+		l.answer()
+	case l.retry:
+		l.serve()
+	}
+}
+
+// file keeps a hit for the round's fetch, within the peer's share.
+func (l *lookup) file(key core.Key, a core.Served) {
+	r, h := l.by, l.by.s.h
+	x := r.rounds[l.k]
+	taken := x != nil && (x.avail[key] != nil || x.fetched)
+	if taken || r.pins >= h.cfg.PeerPins {
+		h.emit(Unpin{Pins: []core.PinID{a.Pin}})
+		return
+	}
+	x = r.round(l.k)
+	x.looked = true
+	r.pins++
+	x.avail[key] = &supply{key: key, slot: a.Slot, pin: a.Pin, by: r}
+	x.keep()
+}
+
+// answer sends the verdicts: a hit is what is kept for the round at this moment.
+func (l *lookup) answer() {
+	m := &wire.P2PLookupResp{ID: l.k.id, Keys: l.keys, Hits: make([]bool, len(l.keys))}
+	if x := l.by.rounds[l.k]; x != nil && !x.fetched {
+		for i, key := range l.keys {
+			m.Hits[i] = x.avail[key] != nil
+		}
+		if x.looked {
+			x.keep()
+		}
+	}
+	l.end()
+	l.by.s.send(m)
+}
+
+func (l *lookup) end() {
+	if l.over {
+		return
+	}
+	h := l.by.s.h
+	l.over = true
+	h.stop(l.deadline)
+	delete(h.lookups, l.no)
+	delete(l.by.lookups, l.no)
+}
+
+// byAge is the peer's lookups, oldest first.
+func (r *serverRole) byAge() []*lookup {
+	var out []*lookup
+	for _, no := range slices.Sorted(maps.Keys(r.lookups)) {
+		out = append(out, r.lookups[no])
+	}
+	return out
+}
