@@ -61,6 +61,11 @@ func (a *Agent) greet(sock *net.UnixConn) bool {
 func (a *Agent) greeted(sock *net.UnixConn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.ungreet(sock)
+}
+
+// ungreet takes a connection off those in their hello. The caller holds a.mu.
+func (a *Agent) ungreet(sock *net.UnixConn) {
 	if i := slices.Index(a.mu.greeting, sock); i >= 0 {
 		a.mu.greeting = slices.Delete(a.mu.greeting, i, i+1)
 	}
@@ -109,6 +114,7 @@ func (a *Agent) admitInbound(h hello, in *receiver, page *mapping) (*conn, error
 	}
 	c := a.newConn(agent.PeerID{Name: h.name, Gen: a.generation()}, true, in, page)
 	a.mu.inbound[c.id] = c
+	a.ungreet(in.sock) // it has said hello, and makes no room for others any more
 	return c, nil
 }
 

@@ -373,13 +373,14 @@ func (j *incoming) slice(spans *[]span) (int, bool) {
 	return cost, j.at == len(j.pieces)
 }
 
-// tell shows the poster that its bytes move, well within its bound of silence.
+// tell shows the poster that bytes move, well within the bound of silence of this transfer, and often
+// enough for those that wait behind it.
 func (j *incoming) tell() {
 	now := time.Now()
 	if j.began.IsZero() {
 		j.began, j.told = now, now
 	}
-	if !j.read && now.Sub(j.told) > j.silence/4 {
+	if !j.read && now.Sub(j.told) > min(j.silence/4, tellEvery) {
 		j.told = now
 		j.c.pushIfIdle(raw(frame(nil, kindProgress, 0)))
 	}

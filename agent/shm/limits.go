@@ -33,6 +33,8 @@ const (
 	// maxQueued bounds the frames that wait to be sent to a peer that does not read; a peer beyond
 	// it is lost. An honest one never has more than some per transfer in flight.
 	maxQueued = 1 << 16
+	// tellEvery is how often at most the poster of a long WRITE hears that bytes move.
+	tellEvery = 50 * time.Millisecond
 	// jobOverhead is what an incoming transfer costs besides its pieces, in bytes.
 	jobOverhead = 512
 	// pieceCost is what a piece of an incoming transfer costs, in bytes.
