@@ -45,5 +45,6 @@ type TransferParams struct {
 	CachedTokens       *int // P's own cached prompt tokens
 	PromptTokens       []Token
 	TransferID         TransferID
+	Lease              Generation        // of the hold of RemoteBlockIDs in push; 0 when not told
 	LoadFailurePolicy  LoadFailurePolicy // "" when not told: the engine's own
 }

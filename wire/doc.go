@@ -12,6 +12,9 @@
 //	PushReg            "PUSH_REG:" msgpack map of 11 keys and more   D -> P, notification
 //	Heartbeat          "HB:" ids joined by ','                       D -> P, notification
 //	PushFail           "PUSH_FAIL:" id ':' P's TP size               P -> D, notification
+//	Beat, Cancel       "KVFERRY:" msgpack map                        D -> P, notification
+//	States, Failed     "KVFERRY:" msgpack map                        P -> D, notification
+//	Ack                "KVFERRY:" msgpack map                        either way, notification
 //	Completion         id ':' n                                      push P -> D, pull D -> P
 //	CompatFactors      SHA-256 of canonical JSON, in the payload     side channel -> worker
 //	TransferParams     JSON object kv_transfer_params                router <-> engine

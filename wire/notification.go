@@ -15,7 +15,8 @@ const (
 	prefixPushFail  = "PUSH_FAIL:"
 )
 
-// Notification is one of *PushReg, Heartbeat, PushFail, Completion.
+// Notification is one of *PushReg, Heartbeat, PushFail, Completion, and the control messages *Beat,
+// *States, *Cancel, *Failed, *Ack.
 type Notification interface{ notification() }
 
 // Heartbeat renews P's leases on these requests; they are P's ids. Unknown ones mean nothing.
@@ -44,7 +45,8 @@ func (PushFail) notification()   {}
 func (Completion) notification() {}
 
 // ParseNotification decodes a notification in the stock order: registration, heartbeat, failure,
-// completion (nixl-connector.md, section 5).
+// completion (nixl-connector.md, section 5). Control messages, which stock peers never send, have a
+// prefix of their own.
 //
 // Stricter than stock: a count is plain decimal 1…MaxRanks without sign, space, underscore or
 // leading zero (0 and negative counts can never complete), request ids are not empty and start with
@@ -65,6 +67,8 @@ func ParseNotification(b []byte) (Notification, error) {
 			return nil, err
 		}
 		return PushFail{ID: id, TP: n}, nil
+	case bytes.HasPrefix(b, []byte(prefixControl)):
+		return ParseControl(b)
 	}
 	id, n, err := parseCounted("completion", b, 0)
 	if err != nil {
@@ -179,7 +183,8 @@ func badRequestID(id kv.RequestID) (reason string, kind error) {
 		return "request id has " + strconv.Itoa(len(s)) + " bytes, more than " + strconv.Itoa(MaxIDLen), ErrLimit
 	case !utf8.ValidString(s):
 		return "request id is not UTF-8", ErrSyntax
-	case strings.HasPrefix(s, prefixHeartbeat), strings.HasPrefix(s, prefixPushReg), strings.HasPrefix(s, prefixPushFail):
+	case strings.HasPrefix(s, prefixHeartbeat), strings.HasPrefix(s, prefixPushReg), strings.HasPrefix(s, prefixPushFail),
+		strings.HasPrefix(s, prefixControl):
 		return "request id " + strconv.Quote(shorten(s)) + " starts like another notification", ErrRange
 	}
 	return "", nil

@@ -21,7 +21,8 @@ import (
 // port is 1…65535, a size 1…MaxRanks, a text is UTF-8, transfer_mode is "pull" or "push".
 //
 // kv_load_failure_policy, "fail" or "recompute", is kvferry's own key: stock engines have that choice
-// per engine only (nixl-connector.md, section 6.2) and ignore it.
+// per engine only (nixl-connector.md, section 6.2) and ignore it. So is kvferry_lease, the generation of
+// P's lease.
 func ParseTransferParams(raw []byte) (kv.TransferParams, error) {
 	p := kv.TransferParams{DCPSize: 1, PPSize: 1}
 	raw = bytes.TrimSpace(raw)
@@ -72,8 +73,16 @@ var paramFields = []struct {
 	}},
 	{"prompt_token_ids", func(p *kv.TransferParams, v []byte) string { return setTokens(&p.PromptTokens, v) }},
 	{"transfer_id", func(p *kv.TransferParams, v []byte) string { return setOptText(&p.TransferID, v, MaxIDLen) }},
+	{"kvferry_lease", func(p *kv.TransferParams, v []byte) string {
+		n, reason := parseInt(v, 0, maxLease)
+		p.Lease = kv.Generation(n)
+		return reason
+	}},
 	{"kv_load_failure_policy", func(p *kv.TransferParams, v []byte) string { return setPolicy(&p.LoadFailurePolicy, v) }},
 }
+
+// maxLease bounds kvferry_lease: what every JSON library on the way carries exactly.
+const maxLease = 1<<53 - 1
 
 // checkParamsText bounds size and nesting before anything is parsed.
 func checkParamsText(raw []byte) error {

@@ -36,6 +36,7 @@ type PushRegExtension struct {
 	NumTokens    int           // tokens wanted from there on
 	PromptDigest [32]byte      // of the prompt's token ids, so that unlike prompts never pair
 	Generation   kv.Generation // of this registration: a later one of the same id is greater
+	Lease        kv.Generation // of P's hold, as the hand-off parameters tell it; 0 and left out when they do not
 }
 
 // Keys of a registration in stock order, then transfer_id and the extension.
@@ -107,7 +108,11 @@ func (p *PushReg) appendField(b []byte, i int) []byte {
 }
 
 func (e *PushRegExtension) append(b []byte) []byte {
-	b = msgp.AppendMapHeader(b, 5)
+	n := uint32(5)
+	if e.Lease != 0 {
+		n++
+	}
+	b = msgp.AppendMapHeader(b, n)
 	b = msgp.AppendString(b, "grant")
 	b = msgp.AppendBytes(b, e.Grant[:])
 	b = msgp.AppendString(b, "start_token")
@@ -117,7 +122,11 @@ func (e *PushRegExtension) append(b []byte) []byte {
 	b = msgp.AppendString(b, "prompt_digest")
 	b = msgp.AppendBytes(b, e.PromptDigest[:])
 	b = msgp.AppendString(b, "generation")
-	return msgp.AppendUint64(b, uint64(e.Generation))
+	b = msgp.AppendUint64(b, uint64(e.Generation))
+	if e.Lease != 0 {
+		b = msgp.AppendUint64(msgp.AppendString(b, "lease"), uint64(e.Lease))
+	}
+	return b
 }
 
 // ParsePushReg decodes a whole notification, prefix included.
@@ -216,6 +225,8 @@ func (r *reader) pushRegExtension() *PushRegExtension {
 		case "generation":
 			e.Generation = kv.Generation(r.uint())
 			seen.add(4)
+		case "lease":
+			e.Lease = kv.Generation(r.uint())
 		default:
 			r.skip()
 		}

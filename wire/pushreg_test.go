@@ -322,6 +322,7 @@ func TestPushRegRoundTrip(t *testing.T) {
 				StartToken: rapid.IntRange(0, MaxTokens).Draw(t, "start"),
 				NumTokens:  rapid.IntRange(0, MaxTokens).Draw(t, "num"),
 				Generation: kv.Generation(rapid.Uint64().Draw(t, "generation")),
+				Lease:      kv.Generation(rapid.Uint64().Draw(t, "lease")),
 			}
 			copy(p.Extension.Grant[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "grant"))
 			copy(p.Extension.PromptDigest[:], rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "digest"))
