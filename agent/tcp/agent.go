@@ -60,9 +60,12 @@ func New(cfg Config) (*Agent, error) {
 		_ = l.Close()
 		return nil, err
 	}
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // never fails
-	a := &Agent{cfg: cfg, name: agent.Name(hex.EncodeToString(id[:])), listener: listener}
+	if cfg.Name == "" {
+		var id [16]byte
+		_, _ = rand.Read(id[:]) // never fails
+		cfg.Name = agent.Name(hex.EncodeToString(id[:]))
+	}
+	a := &Agent{cfg: cfg, name: cfg.Name, listener: listener}
 	a.front = front.New(cfg.Limits, rand.Reader)
 	a.offers = []agent.Offer{{Transport: Transport, Blob: offer{a.name, addrs}.encode()}}
 	a.ctx, a.stop = context.WithCancel(context.Background())
@@ -315,6 +318,11 @@ func (a *Agent) Notify(peer agent.PeerID, msg []byte) error {
 
 // Grant is Agent.Grant.
 func (a *Agent) Grant(spec agent.GrantSpec) (agent.GrantID, error) { return a.front.Grant(spec) }
+
+// GrantAs is Grant under an id that the caller chose, which must be unguessable and not in use.
+func (a *Agent) GrantAs(id agent.GrantID, spec agent.GrantSpec) error {
+	return a.front.GrantAs(id, spec)
+}
 
 // Revoke is Agent.Revoke.
 func (a *Agent) Revoke(id agent.GrantID) { a.front.Grants.Revoke(id) }

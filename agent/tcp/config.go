@@ -13,6 +13,8 @@ import (
 
 // Config is an agent's settings; zero fields mean the defaults.
 type Config struct {
+	// Name is the agent's name, new for every incarnation. Default: random.
+	Name agent.Name
 	// Listen is HOST:PORT to listen on. Default 127.0.0.1:0, a free port on loopback.
 	Listen string
 	// Advertise is what peers are told to dial, HOST or HOST:PORT each, tried in order. Default:
@@ -85,6 +87,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("tcp agent: notifications of %d bytes; at most %d are possible", c.Limits.Notification, frame.MaxNotif)
 	case c.HandshakeTimeout < 0 || c.AbortTimeout < 0 || c.StallTimeout < 0 || c.UserTimeout < 0:
 		return errors.New("tcp agent: a timeout is negative")
+	case len(c.Name) > frame.MaxName:
+		return fmt.Errorf("tcp agent: a name of %d characters; at most %d are possible", len(c.Name), frame.MaxName)
 	case len(c.Advertise) > maxAddresses:
 		return fmt.Errorf("tcp agent: %d addresses to advertise; at most %d are possible", len(c.Advertise), maxAddresses)
 	}
