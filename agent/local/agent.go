@@ -244,9 +244,10 @@ func (a *Agent) Close() error {
 	return a.err
 }
 
-// end takes the agent out of the fabric; its peers see err.
+// end takes the agent out of the fabric; its peers see err. Grants end after the links, so that a peer
+// sees an agent that is gone, and not one that refuses.
 func (a *Agent) end(err error) {
-	a.front.BeginClose()
+	defer a.front.BeginClose()
 	f := a.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
