@@ -19,7 +19,7 @@ func recompute(c *Config) { c.LoadFailurePolicy = kv.RecomputeOnLoadFailure }
 // undisturbed run, under `fail` its client gets an error that names the phase; neither leaves
 // anything in the prefix cache, so that the prompt and its prefixes are answered rightly afterwards.
 func TestPrefillDies(t *testing.T) {
-	const n = 150
+	const n = 80
 	for _, policy := range []kv.LoadFailurePolicy{kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure} {
 		for name, die := range map[string]func(t *testing.T, x pair, prefill Request){
 			"before it has the request": func(t *testing.T, x pair, _ Request) { closeNow(t, x.p) },
@@ -36,23 +36,23 @@ func TestPrefillDies(t *testing.T) {
 				x.handOff(t, "first", prompt(20, 1), 2) // so that they are connected
 				settle(t, x.p)
 				p := prompt(n, 9)
-				want := expect(t, p, 8, model.Sampling{})
-				prefill, decode := x.legs("r", p, 8)
+				want := expect(t, p, 4, model.Sampling{})
+				prefill, decode := x.legs("r", p, 4)
 				s := submit1(t, x.d, decode)
 				die(t, x, prefill)
 				checkPolicy(t, policy, read(t, s), want)
 				settle(t, x.d)
 
 				// P is dead for good: everything that D answers from now on is its own.
-				for _, m := range []int{n, n - 1, 128, 64, 17, 16} {
+				for _, m := range []int{n, n - 1, 64, 33, 16} {
 					a := generate(t, x.d, Request{ID: kv.RequestID(fmt.Sprintf("again%d", m)), Prompt: p[:m], MaxTokens: 4})
 					checkAnswer(t, fmt.Sprintf("the first %d tokens", m), a, expect(t, p[:m], 4, model.Sampling{}))
 					if policy == kv.FailOnLoadFailure && m == n && a.Usage.Cached != 0 {
 						t.Errorf("a failed load left %d tokens in the prefix cache", a.Usage.Cached)
 					}
 				}
-				_, decode = x.legs("dead", p[:100], 4)
-				checkPolicy(t, policy, generate(t, x.d, decode), expect(t, p[:100], 4, model.Sampling{}))
+				_, decode = x.legs("dead", p[:50], 4)
+				checkPolicy(t, policy, generate(t, x.d, decode), expect(t, p[:50], 4, model.Sampling{}))
 				settle(t, x.d)
 			})
 		}
@@ -102,7 +102,7 @@ func TestPolicyOfRequest(t *testing.T) {
 // P's client leaves while D waits: D goes on by itself.
 func TestRecomputeWhenPrefillAborts(t *testing.T) {
 	x := newPair(t, recompute)
-	p := prompt(300, 1)
+	p := prompt(90, 1)
 	prefill, decode := x.legs("r", p, 5)
 	prefill.Prompt = prompt(1900, 1)
 	d, s := submit1(t, x.d, decode), submit1(t, x.p, prefill)
@@ -186,15 +186,17 @@ func TestAbortBeforeScheduling(t *testing.T) {
 // P takes the blocks of a prompt that it computes for D, for an earlier request that grows: D waits and
 // gets the right KV once.
 func TestPrefillIsPreempted(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache, c.Role = 30, 32, true, connector.Both })
-	small, smallDecode := x.legs("small", prompt(190, 1), 3)
-	large, largeDecode := x.legs("large", prompt(240, 2), 3)
-	victim, victimDecode := x.legs("victim", prompt(239, 3), 3)
+	x := newPair(t, func(c *Config) {
+		c.BlockSize, c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache, c.Role = 8, 30, 32, true, connector.Both
+	})
+	small, smallDecode := x.legs("small", prompt(95, 1), 3)
+	large, largeDecode := x.legs("large", prompt(120, 2), 3)
+	victim, victimDecode := x.legs("victim", prompt(119, 3), 3)
 	for _, r := range []Request{small, large} {
 		checkAnswer(t, string(r.ID), generate(t, x.p, r), expect(t, r.Prompt, 1, model.Sampling{}))
 	}
 	// 12 and 15 blocks are held for D, and there are 3 for this one, which needs 7.
-	own := submit1(t, x.p, Request{ID: "own", Prompt: prompt(40, 4), MaxTokens: 60})
+	own := submit1(t, x.p, Request{ID: "own", Prompt: prompt(20, 4), MaxTokens: 30})
 	s := submit1(t, x.p, victim)
 	// With the 12 the victim, which needs 15, can begin, but not end before the other takes some.
 	for _, r := range []Request{smallDecode, largeDecode} {
@@ -203,7 +205,7 @@ func TestPrefillIsPreempted(t *testing.T) {
 		}
 		checkAnswer(t, string(r.ID), generate(t, x.d, r), expect(t, r.Prompt, 3, model.Sampling{}))
 	}
-	checkAnswer(t, "own", read(t, own), expect(t, prompt(40, 4), 60, model.Sampling{}))
+	checkAnswer(t, "own", read(t, own), expect(t, prompt(20, 4), 30, model.Sampling{}))
 	checkAnswer(t, "D's answer to the victim", generate(t, x.d, victimDecode), expect(t, victim.Prompt, 3, model.Sampling{}))
 	checkAnswer(t, "P's answer to the victim", read(t, s), expect(t, victim.Prompt, 1, model.Sampling{}))
 	settle(t, x.p)
@@ -216,23 +218,23 @@ func TestPrefillIsPreempted(t *testing.T) {
 // D takes the blocks of a request whose KV has come, for an earlier one that grows: the prompt is
 // computed by D then, and not transferred again.
 func TestDecodeIsPreempted(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 30, 32, true })
-	prefill, decode := x.legs("victim", prompt(240, 1), 40)
+	x := newPair(t, func(c *Config) { c.BlockSize, c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 8, 30, 32, true })
+	prefill, decode := x.legs("victim", prompt(120, 1), 20)
 	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
 	// Loads that never come leave 3 blocks for this one, which needs 7.
 	var parked []*Stream
-	for i, n := range []int{160, 272} {
+	for i, n := range []int{80, 136} {
 		_, r := x.legs(fmt.Sprintf("parked%d", i), prompt(n, 10+i), 1)
 		parked = append(parked, submit1(t, x.d, r))
 	}
-	own := submit1(t, x.d, Request{ID: "own", Prompt: prompt(40, 4), MaxTokens: 60})
+	own := submit1(t, x.d, Request{ID: "own", Prompt: prompt(20, 4), MaxTokens: 30})
 	s := submit1(t, x.d, decode)
 	parked[1].Close() // now there is room for the victim, but not for it and all of the other
-	checkAnswer(t, "own", read(t, own), expect(t, prompt(40, 4), 60, model.Sampling{}))
+	checkAnswer(t, "own", read(t, own), expect(t, prompt(20, 4), 30, model.Sampling{}))
 	parked[0].Close()
 	a := read(t, s)
-	checkAnswer(t, "the victim", a, expect(t, prompt(240, 1), 40, model.Sampling{}))
-	if u := a.Usage; u.Preemptions == 0 || u.External != 239 || u.ComputedPrompt < 240 {
+	checkAnswer(t, "the victim", a, expect(t, prompt(120, 1), 20, model.Sampling{}))
+	if u := a.Usage; u.Preemptions == 0 || u.External != 119 || u.ComputedPrompt < 120 {
 		t.Errorf("%+v", u)
 	}
 	for _, s := range parked {
