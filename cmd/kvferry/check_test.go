@@ -6,6 +6,7 @@ import (
 )
 
 func TestCheckAgrees(t *testing.T) {
+	t.Parallel()
 	p := launch(t, "up", "--check")
 	code := p.wait()
 	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
@@ -20,6 +21,7 @@ func TestCheckAgrees(t *testing.T) {
 
 // A decode engine that damages what it receives must fail the check.
 func TestCheckSeesDamage(t *testing.T) {
+	t.Parallel()
 	p := launch(t, "up", "--check", "--inject-kv-fault", "zero-head")
 	code := p.wait()
 	if code != 1 || !strings.Contains(p.output(), "check FAILED: ") || !strings.Contains(p.output(), "the pair gives") {

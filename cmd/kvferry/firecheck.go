@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// fireTimeout ends a fault check that hangs, so that the command ends within 50 s.
+	// fireTimeout ends a fault check of fireRequests that hangs, so that the command ends within 50 s.
 	fireTimeout = 45 * time.Second
 	// requestBound is within what time every request must have ended: the longest fault, the
 	// prefills that wait behind it, and an engine's patience with a silent peer.
@@ -63,7 +63,8 @@ type fireChecker struct {
 // last.
 func runFireCheck(ctx context.Context, w io.Writer, f upFlags) error {
 	start := time.Now()
-	ctx, cancel := context.WithTimeoutCause(ctx, fireTimeout, fmt.Errorf("the check did not end within %v", fireTimeout))
+	bound := fireTimeout * time.Duration(max(f.fire.requests, fireRequests)) / fireRequests
+	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("the check did not end within %v", bound))
 	defer cancel()
 	if f.fire.requests < calmShare {
 		return usagef("--requests %d: a fault check needs at least %d", f.fire.requests, calmShare)

@@ -11,6 +11,7 @@ import (
 )
 
 func TestFaultCheckPasses(t *testing.T) {
+	t.Parallel()
 	p := launch(t, "up", "--check", "--faults", "--requests", "60", "--seed", "3")
 	code := p.wait()
 	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
@@ -30,6 +31,7 @@ func TestFaultCheckPasses(t *testing.T) {
 
 // A decode engine that damages what it receives must fail the check, whatever else fails.
 func TestFaultCheckSeesDamage(t *testing.T) {
+	t.Parallel()
 	p := launch(t, "up", "--check", "--faults", "--requests", "30", "--inject-kv-fault", "zero-head")
 	if code := p.wait(); code != 1 || !strings.Contains(p.output(), "fault check FAILED: ") || !strings.Contains(p.output(), "a single engine gives") {
 		t.Fatalf("exit status %d:\n%s", code, p.output())

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -233,15 +232,4 @@ func waitHeld(t *testing.T, r *relay) {
 	case <-time.After(patience):
 		t.Fatal("the relay never held bytes back")
 	}
-}
-
-// freePort is an address that nobody listens on just now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

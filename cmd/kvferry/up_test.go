@@ -12,6 +12,7 @@ import (
 )
 
 func TestUpAnswersAndStops(t *testing.T) {
+	t.Parallel()
 	up := serverUp(t, "up", "--listen", "127.0.0.1:0")
 	url := up.ready["url"]
 	prompt := text(1, 100)
@@ -58,6 +59,7 @@ func childPIDs(t *testing.T, up *process) []int {
 }
 
 func TestUpReportsADeadChild(t *testing.T) {
+	t.Parallel()
 	up := serverUp(t, "up", "--listen", "127.0.0.1:0")
 	pids := childPIDs(t, up)
 	_ = syscall.Kill(pids[0], syscall.SIGKILL)
@@ -99,6 +101,7 @@ func gone(pid int) bool {
 }
 
 func TestPortInUseIsOneLine(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -123,6 +126,7 @@ func TestPortInUseIsOneLine(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		args string
 		want []string

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// trio is a prefill engine, a decode engine and a router as processes of their own. Each engine's
+// agent and side channel are reached through a relay. The lease is short, so that blocks that only a
+// lease brings home come home within the test, and the heartbeat interval is a sixth of it.
+type trio struct {
+	prefill, decode, router *process
+	toPrefill, toDecode     *relay // to the agents: registrations and heartbeats; writes
+	sides                   [2]*relay
+	freeP, freeD            float64
+
+	prefillArgs, decodeArgs, routerArgs []string
+
+	client context.Context // of the requests; nil: they stay
+}
+
+var lastHost atomic.Int32
+
+// host is a loopback address that no other trio and no other program uses, so that its ports stay
+// free while an engine is down.
+func host() string {
+	return fmt.Sprintf("127.%d.%d.%d", 130+lastHost.Add(1), os.Getpid()>>8&255, 1+os.Getpid()%250)
+}
+
+func newTrio(t *testing.T, prefillArgs ...string) *trio {
+	t.Helper()
+	h := host()
+	relayed := func(role string) (agent, side *relay, args []string) {
+		agent, side = testRelay(t), testRelay(t)
+		behind := func(r *relay) string {
+			at := h + ":" + strconv.Itoa(r.port())
+			r.run(at)
+			return at
+		}
+		return agent, side, []string{"engine", "--role", role, "--listen", h + ":0", "--lease", "2s", "--transport", "tcp",
+			"--agent-listen", behind(agent), "--agent-advertise", agent.addr,
+			"--side-channel", behind(side), "--advertise-host", "127.0.0.1"}
+	}
+	x := &trio{}
+	x.toPrefill, x.sides[0], x.prefillArgs = relayed("prefill")
+	x.toDecode, x.sides[1], x.decodeArgs = relayed("decode")
+	x.prefillArgs = append(x.prefillArgs, prefillArgs...)
+	x.prefill, x.decode = serverUp(t, x.prefillArgs...), serverUp(t, x.decodeArgs...)
+	x.routerArgs = []string{"router", "--listen", h + ":0", "--prefill", x.prefill.ready["url"], "--decode", x.decode.ready["url"]}
+	x.router = serverUp(t, x.routerArgs...)
+	x.freeP, x.freeD = x.prefill.free(), x.decode.free()
+	return x
+}
+
+// again starts a server that was killed, at its old addresses.
+func again(t *testing.T, p *process, args []string) *process {
+	t.Helper()
+	return serverUp(t, append(args, "--listen", strings.TrimPrefix(p.ready["url"], "http://"))...)
+}
+
+// ask sends a prompt through the router, in the background.
+func (x *trio) ask(prompt string, maxTokens int) <-chan answer {
+	done := make(chan answer, 1)
+	body := fmt.Sprintf(`{"model":"kvferry-tiny","prompt":%q,"max_tokens":%d,"temperature":0}`, prompt, maxTokens)
+	client := x.client
+	if client == nil {
+		client = context.Background()
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(client, patience)
+		defer cancel()
+		done <- post(ctx, x.router.ready["url"]+"/v1/completions", body)
+	}()
+	return done
+}
+
+// home waits until the blocks of the engines that live are all free again.
+func (x *trio) home(t *testing.T, prefill, decode bool) {
+	t.Helper()
+	if prefill {
+		eventually(t, "the prefill engine's blocks come home", func() bool { return x.prefill.free() == x.freeP })
+	}
+	if decode {
+		eventually(t, "the decode engine's blocks come home", func() bool { return x.decode.free() == x.freeD })
+	}
+}
+
+// works checks that the trio serves a request, whatever happened before.
+func (x *trio) works(t *testing.T) {
+	t.Helper()
+	if a := <-x.ask(text(77, 50), 4); a.status != 200 {
+		t.Errorf("the next request: status %d %s %v", a.status, a.body, a.err)
+	}
+}
+
+// failed checks that an answer is an error with a message that names what it must.
+func failed(t *testing.T, a answer, want ...string) {
+	t.Helper()
+	if a.err != nil || a.status < 400 {
+		t.Fatalf("status %d %q, error %v; want an error answer", a.status, a.body, a.err)
+	}
+	for _, w := range want {
+		if !strings.Contains(a.message(), w) {
+			t.Errorf("the message lacks %q: %s", w, a.body)
+		}
+	}
+}
+
+func running(p *process, metric string) func() bool {
+	return func() bool {
+		v, err := gauge(context.Background(), p.ready["url"], metric)
+		return err == nil && v > 0
+	}
+}
