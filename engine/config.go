@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/mux"
+	"github.com/kvferry/kvferry/agent/shm"
+	"github.com/kvferry/kvferry/agent/tcp"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/event"
@@ -78,7 +81,8 @@ type Config struct {
 	// AgentAdvertise is the HOST or HOST:PORT that peers are told to dial instead of AgentListen, for
 	// an engine behind address translation.
 	AgentAdvertise string
-	// Transport chooses the transfer agent: "auto" (default) or "tcp".
+	// Transport chooses how KV travels: "shm" (shared memory, peers on this host only), "tcp", or "auto"
+	// (default): for each peer the first of these that reaches it.
 	Transport string
 
 	// VLLMVersion and ConnectorVersion enter the compatibility hash: peers with other values refuse
@@ -102,8 +106,9 @@ type Config struct {
 
 // Transports that Config.Transport knows.
 const (
-	TransportAuto = "auto"
-	TransportTCP  = "tcp"
+	TransportAuto = mux.Auto
+	TransportSHM  = shm.Transport
+	TransportTCP  = tcp.Transport
 )
 
 // Stock peers' numbers, the defaults of Config.
@@ -221,8 +226,8 @@ func (c Config) Validate() error {
 			bad("%s address %s is every interface; name the host by which peers reach it", a.name, a.addr)
 		}
 	}
-	if c.Transport != TransportAuto && c.Transport != TransportTCP {
-		bad("transport %q is unknown, use auto or tcp", c.Transport)
+	if !slices.Contains([]string{TransportAuto, TransportSHM, TransportTCP}, c.Transport) {
+		bad("transport %q is unknown, use auto, shm or tcp", c.Transport)
 	}
 	for _, f := range c.InjectKVFault {
 		if !slices.Contains(KVFaults, f) {

@@ -72,7 +72,7 @@ func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
 // chosenTransport is what a transport setting must lead to between two engines on this machine.
 func chosenTransport(setting string) string {
 	if setting == engine.TransportAuto {
-		return engine.TransportTCP
+		return engine.TransportSHM
 	}
 	return setting
 }

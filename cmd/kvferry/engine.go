@@ -26,6 +26,7 @@ type engineFlags struct {
 	role        string
 	engineID    string
 	prefixCache bool
+	policy      string
 	kvFaults    []string
 	drain       time.Duration
 	randomIDs   bool
@@ -68,9 +69,11 @@ func newEngine() *cobra.Command {
 	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
 	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
 	fl.StringVar(&f.cfg.AgentAdvertise, "agent-advertise", "", "`HOST[:PORT]` that peers are told to send KV blocks to; default: --agent-listen")
-	fl.StringVar(&f.cfg.Transport, "transport", engine.TransportAuto, "`TRANSPORT` of KV blocks: auto or tcp")
+	fl.StringVar(&f.cfg.Transport, "transport", engine.TransportAuto, "`TRANSPORT` of KV blocks: auto (shm with engines on this host, else tcp), shm or tcp")
 	fl.DurationVar(&f.cfg.Lease, "lease", 30*time.Second, "how long a finished prompt's blocks are kept for a decode engine that is silent")
 	fl.DurationVar(&f.cfg.RegistrationTimeout, "registration-timeout", 480*time.Second, "how long a request waits for a silent prefill engine")
+	fl.StringVar(&f.policy, "kv-load-failure-policy", string(kv.FailOnLoadFailure), "`POLICY` when a request's KV does not come from the prefill engine: fail, or recompute it here; a request's kv_transfer_params may say otherwise")
+	fl.DurationVar(&f.cfg.ParkTimeout, "park-timeout", 0, "how long requests that wait for KV may keep blocks that others need while nothing goes on; default: --registration-timeout")
 	fl.StringVar(&f.cfg.VLLMVersion, "vllm-version", engine.DefaultVLLMVersion, "`VERSION` that enters the compatibility hash")
 	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
 	fl.BoolVar(&f.randomIDs, "request-id-suffix", true, "append a random suffix to request ids, as vLLM does")
@@ -86,6 +89,10 @@ func (f *engineFlags) config() (engine.Config, error) {
 	cfg.EngineID = kv.EngineID(f.engineID)
 	cfg.Role = connector.Role(f.role)
 	cfg.NoPrefixCache = !f.prefixCache
+	cfg.LoadFailurePolicy = kv.LoadFailurePolicy(f.policy)
+	if !cfg.LoadFailurePolicy.Valid() {
+		return cfg, usagef("--kv-load-failure-policy %q is unknown, use fail or recompute", f.policy)
+	}
 	for _, k := range f.kvFaults {
 		cfg.InjectKVFault = append(cfg.InjectKVFault, engine.KVFault(k))
 	}

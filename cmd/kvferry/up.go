@@ -57,7 +57,7 @@ func newUp() *cobra.Command {
 	fl.IntVar(&f.fire.requests, "requests", fireRequests, "with --faults: how many `REQUESTS` to send")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
 	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
-	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto or tcp")
+	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto (shm, as all run on this machine), shm or tcp")
 	fl.IntVar(&f.pair.blockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.pair.blocks, "blocks", 1024, "KV `BLOCKS` of each engine")
 	fl.StringVar(&f.pair.layout, "layout", "LBHNC", "`LAYOUT` of a KV block: LBHNC or LBNHC")
