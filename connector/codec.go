@@ -51,18 +51,20 @@ func DecodeWorkerOutput(b []byte) (WorkerOutput, error) {
 }
 
 func (m *StepMeta) code(c *coder) {
-	c.fields(7)
+	c.fields(9)
 	list(c, &m.Registrations, (*Registration).code)
 	list(c, &m.Dropped, (*DroppedRequest).code)
+	list(c, &m.Queued, (*QueuedRequest).code)
 	list(c, &m.Processing, text[kv.RequestID])
 	list(c, &m.Finished, (*FinishedBlocks).code)
 	list(c, &m.Cancels, text[kv.RequestID])
+	list(c, &m.Withdrawn, (*Withdrawal).code)
 	list(c, &m.Heartbeats, (*HeartbeatGroup).code)
 	c.bool(&m.HasHeartbeats)
 }
 
 func (r *Registration) code(c *coder) {
-	c.fields(7)
+	c.fields(8)
 	text(&r.ID, c)
 	text(&r.TransferID, c)
 	blockIDs(&r.Blocks, c)
@@ -70,6 +72,24 @@ func (r *Registration) code(c *coder) {
 	number(&r.NumTokens, c)
 	c.digest(&r.Digest)
 	r.Peer.code(c)
+	generation(&r.Lease, c)
+}
+
+func (q *QueuedRequest) code(c *coder) {
+	c.fields(3)
+	text(&q.ID, c)
+	text(&q.TransferID, c)
+	c.digest(&q.Digest)
+}
+
+func (w *Withdrawal) code(c *coder) {
+	c.fields(6)
+	text(&w.ID, c)
+	text(&w.TransferID, c)
+	text(&w.Remote, c)
+	c.digest(&w.Digest)
+	w.Peer.code(c)
+	text(&w.Reason, c)
 }
 
 func (p *PeerAddr) code(c *coder) {
@@ -82,13 +102,14 @@ func (p *PeerAddr) code(c *coder) {
 }
 
 func (f *FinishedBlocks) code(c *coder) {
-	c.fields(6)
+	c.fields(7)
 	text(&f.ID, c)
 	text(&f.TransferID, c)
 	blockIDs(&f.Blocks, c)
 	number(&f.NumTokens, c)
 	number(&f.Lease, c)
 	c.digest(&f.Digest)
+	generation(&f.Generation, c)
 }
 
 func (d *DroppedRequest) code(c *coder) {
@@ -105,11 +126,12 @@ func (g *HeartbeatGroup) code(c *coder) {
 }
 
 func (o *WorkerOutput) code(c *coder) {
-	c.fields(4)
+	c.fields(5)
 	number(&o.Rank.PP, c)
 	number(&o.Rank.TP, c)
 	list(c, &o.Sent, (*SentReport).code)
 	list(c, &o.Recv, (*ReceiveReport).code)
+	list(c, &o.Progress, text[kv.RequestID])
 }
 
 func (r *SentReport) code(c *coder) {
@@ -271,6 +293,19 @@ func number[T ~int | ~int64](v *T, c *coder) {
 	if *v = T(n); int64(*v) != n {
 		c.fail("number %d does not fit", n)
 	}
+}
+
+func generation(v *kv.Generation, c *coder) {
+	if c.err != nil {
+		return
+	}
+	if c.writing {
+		c.b = msgp.AppendUint64(c.b, uint64(*v))
+		return
+	}
+	n, rest, err := msgp.ReadUint64Bytes(c.b)
+	c.took(rest, err)
+	*v = kv.Generation(n)
 }
 
 func (c *coder) bool(v *bool) {

@@ -51,17 +51,26 @@ func drawMeta(t *rapid.T) StepMeta {
 	return StepMeta{
 		Registrations: some(t, "registrations", func(t *rapid.T) Registration {
 			return Registration{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Blocks: drawBlocks(t),
-				StartToken: rapid.Int().Draw(t, "start"), NumTokens: rapid.Int().Draw(t, "tokens"), Digest: drawDigest(t), Peer: drawPeer(t)}
+				StartToken: rapid.Int().Draw(t, "start"), NumTokens: rapid.Int().Draw(t, "tokens"), Digest: drawDigest(t), Peer: drawPeer(t),
+				Lease: kv.Generation(rapid.Uint64().Draw(t, "lease"))}
+		}),
+		Queued: some(t, "queued", func(t *rapid.T) QueuedRequest {
+			return QueuedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Digest: drawDigest(t)}
 		}),
 		Processing: drawIDs(t),
 		Finished: some(t, "finished", func(t *rapid.T) FinishedBlocks {
 			return FinishedBlocks{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Blocks: drawBlocks(t),
-				NumTokens: rapid.Int().Draw(t, "tokens"), Lease: time.Duration(rapid.Int64().Draw(t, "lease")), Digest: drawDigest(t)}
+				NumTokens: rapid.Int().Draw(t, "tokens"), Lease: time.Duration(rapid.Int64().Draw(t, "lease")), Digest: drawDigest(t),
+				Generation: kv.Generation(rapid.Uint64().Draw(t, "generation"))}
 		}),
 		Dropped: some(t, "dropped", func(t *rapid.T) DroppedRequest {
 			return DroppedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Reason: drawID(t)}
 		}),
 		Cancels: drawIDs(t),
+		Withdrawn: some(t, "withdrawn", func(t *rapid.T) Withdrawal {
+			return Withdrawal{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Remote: kv.RequestID(drawID(t)),
+				Digest: drawDigest(t), Peer: drawPeer(t), Reason: drawID(t)}
+		}),
 		Heartbeats: some(t, "heartbeats", func(t *rapid.T) HeartbeatGroup {
 			return HeartbeatGroup{Peer: drawPeer(t), IDs: drawIDs(t)}
 		}),
@@ -80,6 +89,7 @@ func drawOutput(t *rapid.T) WorkerOutput {
 				Blocks: rapid.Int().Draw(t, "blocks"), Bytes: rapid.Int64().Draw(t, "bytes"), Took: time.Duration(rapid.Int64().Draw(t, "took")),
 				Waited: time.Duration(rapid.Int64().Draw(t, "waited")), Transport: drawID(t), Why: drawID(t)}}
 		}),
+		Progress: drawIDs(t),
 	}
 }
 

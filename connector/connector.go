@@ -77,12 +77,16 @@ type StepMeta struct {
 	// Dropped: P will not deliver these (aborted, failed, no blocks). Whoever registered for one,
 	// or registers later, is told so.
 	Dropped []DroppedRequest
-	// Processing: P has begun to compute these and will finish or drop each.
+	// Queued: P has these requests and will finish or drop each.
+	Queued []QueuedRequest
+	// Processing: P has begun to compute these.
 	Processing []kv.RequestID
 	// Finished: P's blocks are complete; the lease starts now.
 	Finished []FinishedBlocks
 	// Cancels: D does not want these any more; revoke, then report as failed.
 	Cancels []kv.RequestID
+	// Withdrawn: D will never register these; P's ranks are told, so that they need not wait.
+	Withdrawn []Withdrawal
 	// Heartbeats: who waits for whom. A replacement of the whole set: what is not named stops.
 	Heartbeats    []HeartbeatGroup
 	HasHeartbeats bool
@@ -97,6 +101,7 @@ type Registration struct {
 	NumTokens  int         // prompt tokens: P's list is clipped to these
 	Digest     Digest
 	Peer       PeerAddr
+	Lease      kv.Generation // of P's hold, when the request's parameters tell it; else 0
 }
 
 // PeerAddr is a peer engine's coordinates as a request names them.
@@ -116,6 +121,24 @@ type FinishedBlocks struct {
 	NumTokens  int           // prompt tokens whose KV is in Blocks
 	Lease      time.Duration // remaining, not a clock reading: delivery can only lengthen it
 	Digest     Digest
+	Generation kv.Generation // of the lease: later ones are greater, also after a restart
+}
+
+// QueuedRequest is a request of P whose KV somebody will ask for.
+type QueuedRequest struct {
+	ID         kv.RequestID // P's id
+	TransferID kv.TransferID
+	Digest     Digest
+}
+
+// Withdrawal is a request of D that ended, or needs nothing, before any rank knew of it.
+type Withdrawal struct {
+	ID         kv.RequestID // D's id
+	TransferID kv.TransferID
+	Remote     kv.RequestID // by which the router names P's request
+	Digest     Digest
+	Peer       PeerAddr
+	Reason     string
 }
 
 // DroppedRequest is a request of P that ends without KV for anybody. It carries what a
@@ -132,11 +155,14 @@ type HeartbeatGroup struct {
 	IDs  []kv.RequestID // ids as the peer may know them
 }
 
-// WorkerOutput is what one rank reports. Each id appears once in its list over a request's life.
+// WorkerOutput is what one rank reports. Each id appears once in Sent or Recv over a request's life.
 type WorkerOutput struct {
 	Rank kv.Rank
 	Sent []SentReport    // P: blocks may be freed as far as this rank is concerned
 	Recv []ReceiveReport // D: arrived whole or failed, and stopped either way
+	// Progress: D's requests whose prefill engine has shown that it works on them. They may come
+	// any number of times.
+	Progress []kv.RequestID
 }
 
 // SentReport ends P's hold of one request on one rank.

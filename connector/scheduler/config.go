@@ -24,8 +24,8 @@ type Config struct {
 	// Lease is how long P keeps a finished request's blocks without a sign of life of D. Default
 	// connector.DefaultLease.
 	Lease time.Duration
-	// RegistrationTimeout is how long D waits for a registered request's KV. Default
-	// connector.DefaultRegistrationTimeout.
+	// RegistrationTimeout is how long D waits for a registered request's KV without progress of its
+	// prefill engine. Default connector.DefaultRegistrationTimeout.
 	RegistrationTimeout time.Duration
 
 	// Events takes what happens; default event.Discard.

@@ -42,6 +42,7 @@ func (h *Half) stage(now time.Time, q *request, blocks kv.BlockIDs, computed int
 		NumTokens:  q.prompt,
 		Digest:     q.digest,
 		Peer:       q.peer,
+		Lease:      q.lease,
 	}
 	q.state = staged
 	q.ranks = newRankSet(h.cfg.TP * h.cfg.PP)
@@ -64,6 +65,22 @@ func (h *Half) cancel(q *request, err *connector.Error) {
 	h.heartbeats.remove(q)
 	h.cancels = append(h.cancels, q)
 	h.stats.Cancelled++
+}
+
+// withdraw has P told of a request that no rank will register.
+func (h *Half) withdraw(q *request, why string) {
+	h.withdrawn = append(h.withdrawn, connector.Withdrawal{
+		ID: q.id, TransferID: q.transfer, Remote: q.remote, Digest: q.digest, Peer: q.peer, Reason: why,
+	})
+	h.stats.Withdrawn++
+}
+
+// progress re-arms the watchdog of a request that its prefill engine works on: the bound counts
+// silence, not time.
+func (h *Half) progress(now time.Time, id kv.RequestID) {
+	if q := h.requests[id]; q != nil && q.state == shipped {
+		h.watchdogs.Set(&q.watchdog, now.Add(h.cfg.RegistrationTimeout))
+	}
 }
 
 // received takes one rank's report about a receive.

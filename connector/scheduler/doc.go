@@ -26,12 +26,14 @@
 // ReceiveFailed comes when every rank has reported: nobody writes those blocks any more. An abort
 // while waiting holds the blocks until the same moment and ends as Released.
 //
-// The seed's watchdog only forgets (push-mode.md); here it ends the request (issue 3).
+// The seed's watchdog only forgets (push-mode.md); here it ends the request (issue 3). It counts
+// silence: whatever a rank reports as progress of P re-arms it. A request that ends, or needs nothing,
+// before any rank knew of it is withdrawn, so that P gives its blocks back at once.
 //
 // # What P does
 //
 // Allocated marks the request as being computed, Finished puts its blocks under a lease that the
-// workers keep, and Released comes when every rank is done with them. A request that ends without
+// workers keep and that has a generation, and Released comes when every rank is done with them. A request that ends without
 // blocks, or in another way than by length or stop, is dropped: whoever waits for it is told.
 //
 // # Second look-ups

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/kvferry/kvferry/connector"
@@ -40,6 +41,7 @@ type request struct {
 	blocks       int              // D: registered; P: held
 	err          *connector.Error // why it will not arrive, or was not delivered
 	aborted      bool             // D: the engine is done with it and waits for its blocks
+	lease        kv.Generation    // D: of P's hold, if its parameters tell; P: of its own
 	ranks        rankSet          // reported
 	facts        connector.TransferFacts
 }
@@ -52,11 +54,14 @@ type Half struct {
 	// What the next Metadata carries, in the order in which it came about. Requests that have moved
 	// on since then are left out there, so that an id that is used again is not taken for an old one.
 	registrations []*request
+	queued        []*request
 	processing    []*request
 	finishing     []*request
 	cancels       []*request
 	dropped       []connector.DroppedRequest
+	withdrawn     []connector.Withdrawal
 	heartbeats    heartbeats
+	leases        kv.Generation // the last one given
 
 	watchdogs deadline.Queue[*request]
 	failures  []*request // state failing, until Expire
@@ -103,7 +108,10 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 			TP:     r.Params.TPSize,
 			PP:     max(r.Params.PPSize, 1),
 		}
+		q.lease = r.Params.Lease
 		h.heartbeats.add(q)
+	} else {
+		h.queued = append(h.queued, q)
 	}
 	h.requests[r.ID] = q
 	return nil
@@ -134,6 +142,7 @@ func (h *Half) Allocated(now time.Time, id kv.RequestID, blocks kv.BlockIDs, com
 		h.processing = append(h.processing, q)
 	case waiting:
 		if external <= 0 {
+			h.withdraw(q, "its decode request needs no KV from a peer")
 			h.forget(q)
 			return
 		}
@@ -152,7 +161,7 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 	case finished, held:
 		return true, nil // already finished; the lease goes on
 	case arrived, processing:
-		return h.finishProducer(q, reason, blocks, computedTokens)
+		return h.finishProducer(now, q, reason, blocks, computedTokens)
 	case shipped:
 		h.cancel(q, q.fail(connector.PhaseCancel, "the request was aborted while it waited for KV"))
 		q.aborted = true
@@ -161,6 +170,7 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 		q.aborted = true
 		return true, nil
 	default: // waiting, staged, failing: no rank knows of it
+		h.withdraw(q, fmt.Sprintf("its decode request ended as %q before it asked for KV", reason))
 		h.forget(q)
 		return false, nil
 	}
@@ -168,7 +178,7 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 
 // Metadata takes what the workers are to do; false when there is nothing.
 func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
-	m := connector.StepMeta{Dropped: h.dropped}
+	m := connector.StepMeta{Dropped: h.dropped, Withdrawn: h.withdrawn}
 	for _, q := range h.registrations {
 		if q.state != staged {
 			continue
@@ -176,6 +186,11 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 		m.Registrations = append(m.Registrations, q.registration)
 		q.registration = connector.Registration{}
 		q.state = shipped
+	}
+	for _, q := range h.queued {
+		if q.state == arrived || q.state == processing || q.state == finished {
+			m.Queued = append(m.Queued, connector.QueuedRequest{ID: q.id, TransferID: q.transfer, Digest: q.digest})
+		}
 	}
 	for _, q := range h.processing {
 		if q.state == processing || q.state == finished {
@@ -192,12 +207,13 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 			m.Cancels = append(m.Cancels, q.id)
 		}
 	}
-	h.registrations, h.processing, h.finishing, h.cancels, h.dropped = nil, nil, nil, nil, nil
+	h.registrations, h.queued, h.processing, h.finishing, h.cancels = nil, nil, nil, nil, nil
+	h.dropped, h.withdrawn = nil, nil
 	if h.heartbeats.changed {
 		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
 	}
-	any := len(m.Registrations) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
-		len(m.Dropped) > 0 || len(m.Cancels) > 0 || m.HasHeartbeats
+	any := len(m.Registrations) > 0 || len(m.Queued) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
+		len(m.Dropped) > 0 || len(m.Cancels) > 0 || len(m.Withdrawn) > 0 || m.HasHeartbeats
 	return m, any
 }
 
@@ -217,6 +233,7 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 		if q.state != failing {
 			continue // aborted meanwhile
 		}
+		h.withdraw(q, q.err.Reason)
 		out = append(out, h.end(q))
 	}
 	h.failures = nil
@@ -226,11 +243,12 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 			return out
 		}
 		h.stats.Expired++
-		err := q.fail(connector.PhaseWait, "its KV did not come within "+h.cfg.RegistrationTimeout.String()+
-			"; the prefill engine may be overloaded or gone")
+		err := q.fail(connector.PhaseWait, "its prefill engine showed no progress for "+h.cfg.RegistrationTimeout.String()+
+			"; it may be overloaded or gone: look at its log and queue")
 		h.registrationDropped(q, "expired")
 		if q.state == staged {
 			q.err = err
+			h.withdraw(q, err.Reason)
 			out = append(out, h.end(q))
 			continue
 		}

@@ -168,7 +168,7 @@ func (m *model) finish(t *rapid.T) {
 
 func (m *model) metadata(t *rapid.T) {
 	meta, ok := m.h.Metadata(m.now)
-	if ok != (len(meta.Registrations)+len(meta.Dropped)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
+	if ok != (len(meta.Registrations)+len(meta.Dropped)+len(meta.Withdrawn)+len(meta.Queued)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
 		t.Fatalf("metadata %v: %+v", ok, meta)
 	}
 	for _, r := range meta.Registrations {

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
@@ -10,7 +11,7 @@ import (
 // finishProducer ends P's side: blocks of a finished prompt go under a lease, anything else is
 // dropped. The blocks are cut to the prompt's tokens, so that what P generated beyond them is
 // never paired with D's blocks (nixl-connector.md, H4).
-func (h *Half) finishProducer(q *request, reason connector.FinishReason, blocks kv.BlockIDs, computed int) (bool, *kv.TransferParams) {
+func (h *Half) finishProducer(now time.Time, q *request, reason connector.FinishReason, blocks kv.BlockIDs, computed int) (bool, *kv.TransferParams) {
 	if reason != connector.FinishLength && reason != connector.FinishStop {
 		h.drop(q, fmt.Sprintf("the prefill ended as %q", reason))
 		return false, nil
@@ -31,12 +32,15 @@ func (h *Half) finishProducer(q *request, reason connector.FinishReason, blocks 
 	}
 	tokens = min(tokens, len(mine)*h.cfg.BlockSize)
 	held := kv.BlockIDs{mine}
-	h.hold(q, held, tokens)
+	h.hold(now, q, held, tokens)
 	return true, h.response(q, held.Clone(), tokens)
 }
 
-// hold stages the blocks for the workers, whose lease begins on delivery.
-func (h *Half) hold(q *request, blocks kv.BlockIDs, tokens int) {
+// hold stages the blocks for the workers, whose lease begins on delivery. The lease's generation is
+// beyond those of an earlier life of this engine, as long as its clock does not go back.
+func (h *Half) hold(now time.Time, q *request, blocks kv.BlockIDs, tokens int) {
+	h.leases = max(h.leases+1, kv.Generation(max(now.UnixMicro(), 0)))
+	q.lease = h.leases
 	q.state = finished
 	q.blocks = blocks.Len()
 	q.ranks = newRankSet(h.cfg.TP * h.cfg.PP)
@@ -47,6 +51,7 @@ func (h *Half) hold(q *request, blocks kv.BlockIDs, tokens int) {
 		NumTokens:  tokens,
 		Lease:      h.cfg.Lease,
 		Digest:     q.digest,
+		Generation: q.lease,
 	}
 	h.finishing = append(h.finishing, q)
 	h.stats.Held++
@@ -76,6 +81,7 @@ func (h *Half) response(q *request, blocks kv.BlockIDs, tokens int) *kv.Transfer
 		PPSize:          h.cfg.PP,
 		RemoteNumTokens: tokens,
 		Mode:            kv.Push,
+		Lease:           q.lease,
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 //	external d1 computed=4          allocate d1 blocks=(1,2,3) computed=4 external=6
 //	finish d1 reason=abort blocks=(1,2) [second=(3)] computed=10
 //	sent p1 rank=0 [err]            received d1 rank=0 [err] [bytes=5]
+//	progress d1                     its prefill engine works on it
 //	meta                            take what was kept
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
@@ -131,9 +132,9 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 		hold, p := s.h.Finished(s.now, id, connector.FinishReason(reason), argBlocks(t, d), argInt(t, d, "computed", 0))
 		fmt.Fprintf(&b, "hold %v\n", hold)
 		if p != nil {
-			fmt.Fprintf(&b, "answer prefill=%v decode=%v blocks=%v engine=%s request=%s at %s:%d tp=%d dcp=%d pp=%d tokens=%d mode=%s\n",
+			fmt.Fprintf(&b, "answer prefill=%v decode=%v blocks=%v engine=%s request=%s at %s:%d tp=%d dcp=%d pp=%d tokens=%d mode=%s lease=%v\n",
 				p.DoRemotePrefill, p.DoRemoteDecode, p.RemoteBlockIDs, p.RemoteEngineID, p.RemoteRequestID, p.RemoteHost, p.RemotePort,
-				p.TPSize, p.DCPSize, p.PPSize, p.RemoteNumTokens, p.Mode)
+				p.TPSize, p.DCPSize, p.PPSize, p.RemoteNumTokens, p.Mode, p.Lease)
 		}
 	case "sent":
 		out = s.h.Update(s.now, connector.WorkerOutput{Rank: rank, Sent: []connector.SentReport{{ID: id, Err: failure}}})
@@ -141,6 +142,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 		out = s.h.Update(s.now, connector.WorkerOutput{Rank: rank, Recv: []connector.ReceiveReport{{ID: id, Err: failure,
 			Transfer: connector.TransferFacts{Blocks: 2, Bytes: int64(argInt(t, d, "bytes", 0)), Took: time.Duration(argInt(t, d, "took", 0)),
 				Waited: time.Duration(argInt(t, d, "waited", 0)), Transport: fmt.Sprintf("rank%d", rank.TP)}}}})
+	case "progress":
+		out = s.h.Update(s.now, connector.WorkerOutput{Rank: rank, Progress: []kv.RequestID{id}})
 	case "meta":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
@@ -184,6 +187,7 @@ func (s *scenario) request(t *testing.T, d *datadriven.TestData, id kv.RequestID
 		p.DoRemotePrefill = true
 		p.RemoteEngineID, p.RemoteRequestID, p.RemoteHost, p.RemotePort, p.TPSize = "Q", "R", "q", 5600, argInt(t, d, "tp", 1)
 		p.PPSize = argInt(t, d, "pp", 1)
+		p.Lease = kv.Generation(argInt(t, d, "lease", 0))
 		if x, ok := arg(d, "remote"); ok {
 			p.RemoteRequestID = kv.RequestID(x)
 		}
@@ -212,8 +216,11 @@ func (s *scenario) showMeta(b *strings.Builder) {
 		return
 	}
 	for _, r := range m.Registrations {
-		fmt.Fprintf(b, "META register %s transfer=%q blocks=%v from token %d of %d prompt %d with %s at %s:%d tp %d pp %d\n",
-			r.ID, r.TransferID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP)
+		fmt.Fprintf(b, "META register %s transfer=%q blocks=%v from token %d of %d prompt %d with %s at %s:%d tp %d pp %d%s\n",
+			r.ID, r.TransferID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease))
+	}
+	for _, q := range m.Queued {
+		fmt.Fprintf(b, "META queue %s transfer=%q prompt %d\n", q.ID, q.TransferID, q.Digest[0])
 	}
 	for _, id := range m.Processing {
 		fmt.Fprintf(b, "META process %s\n", id)
@@ -227,6 +234,9 @@ func (s *scenario) showMeta(b *strings.Builder) {
 	for _, id := range m.Cancels {
 		fmt.Fprintf(b, "META cancel %s\n", id)
 	}
+	for _, w := range m.Withdrawn {
+		fmt.Fprintf(b, "META withdraw %s transfer=%q remote=%s prompt %d from %s: %s\n", w.ID, w.TransferID, w.Remote, w.Digest[0], w.Peer.Engine, w.Reason)
+	}
 	if m.HasHeartbeats {
 		fmt.Fprintf(b, "META heartbeats")
 		for _, g := range m.Heartbeats {
@@ -234,4 +244,11 @@ func (s *scenario) showMeta(b *strings.Builder) {
 		}
 		b.WriteString("\n")
 	}
+}
+
+func leaseText(g kv.Generation) string {
+	if g == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" lease %d", g)
 }

@@ -6,6 +6,7 @@ type Stats struct {
 	Registered       uint64 // D: registrations staged
 	Expired          uint64 // D: by the watchdog
 	Cancelled        uint64 // D: workers told to give up
+	Withdrawn        uint64 // D: ended before any worker knew of them
 	Received         uint64 // D: whole KV in place
 	Failed           uint64 // D: KV will not come
 	Held             uint64 // P: finished under a lease
@@ -27,7 +28,7 @@ func (h *Half) Stats() Stats {
 	s := h.stats
 	s.Requests = len(h.requests)
 	s.Heartbeats = len(h.heartbeats.waiting)
-	s.PendingMeta = len(h.registrations) + len(h.processing) + len(h.cancels) + len(h.finishing) + len(h.dropped)
+	s.PendingMeta = len(h.registrations) + len(h.queued) + len(h.processing) + len(h.withdrawn) + len(h.cancels) + len(h.finishing) + len(h.dropped)
 	for _, q := range h.requests {
 		switch q.state {
 		case finished, held:

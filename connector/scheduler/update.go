@@ -7,7 +7,7 @@ import (
 )
 
 // Update takes one rank's report and returns what ended by it: a request ends when every rank has
-// reported it. Reports of unknown requests or ranks, and second reports of one rank, are counted
+// reported it; progress re-arms its watchdog. Reports of unknown requests or ranks, and second reports of one rank, are counted
 // and change nothing.
 func (h *Half) Update(now time.Time, out connector.WorkerOutput) []connector.Outcome {
 	rank := out.Rank.PP*h.cfg.TP + out.Rank.TP
@@ -25,6 +25,9 @@ func (h *Half) Update(now time.Time, out connector.WorkerOutput) []connector.Out
 		if o, ok := h.received(rank, r); ok {
 			ended = append(ended, o)
 		}
+	}
+	for _, id := range out.Progress {
+		h.progress(now, id)
 	}
 	return ended
 }
