@@ -166,6 +166,26 @@ func TestClientGoesAway(t *testing.T) {
 	}
 }
 
+// Engines whose ids are given come back as others all the same: what was prepared for them before is
+// not used.
+func TestRestartUnderTheSameID(t *testing.T) {
+	t.Parallel()
+	x := newTrio(t, "--engine-id", "the-one-p")
+	x.decode.kill()
+	x.decodeArgs = append(x.decodeArgs, "--engine-id", "the-one-d")
+	x.decode = again(t, x.decode, x.decodeArgs)
+	want := x.tokens(t)
+	for range 2 {
+		x.prefill.kill()
+		x.prefill = again(t, x.prefill, x.prefillArgs)
+		x.same(t, "after a restart of P", want)
+		x.decode.kill()
+		x.decode = again(t, x.decode, x.decodeArgs)
+		x.same(t, "after a restart of D", want)
+	}
+	x.home(t, true, true)
+}
+
 // A prefill engine at work is slow, not dead: many times the silence after which it would be given
 // up passes before it has computed the prompt, and before it begins with the next one.
 func TestSlowPrefillIsNotDead(t *testing.T) {

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,9 +36,7 @@ func TestHostileClients(t *testing.T) {
 	check := func(what string) {
 		t.Helper()
 		honest++
-		if got := x.tokens(t); !slices.Equal(got, want) {
-			t.Errorf("%s: an honest request got %v, want %v", what, got, want)
-		}
+		x.same(t, what, want)
 		for _, p := range all {
 			if now := residentBytes(t, p); now-rss[p] > rudeGrowth {
 				t.Errorf("%s: %s grew from %d to %d bytes", what, p.name, rss[p], now)
@@ -80,21 +76,7 @@ func TestHostileClients(t *testing.T) {
 	// Who was there before knows its peers. Who comes now does not.
 	x.decode.kill()
 	x.decode = again(t, x.decode, x.decodeArgs)
-	if got := x.tokens(t); !slices.Equal(got, want) {
-		t.Errorf("after all: an honest request got %v, want %v", got, want)
-	}
-}
-
-// tokens asks for an answer that is always the same.
-func (x *trio) tokens(t *testing.T) []int {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	got, err := complete(ctx, x.router.ready["url"], completionRequest{Model: "kvferry-tiny", Prompt: text(70, 120), MaxTokens: 8, ReturnTokenIDs: true, IgnoreEOS: true})
-	if err != nil {
-		t.Fatalf("an honest request: %v", err)
-	}
-	return got.Tokens
+	x.same(t, "after all", want)
 }
 
 // residentBytes is a process's VmRSS.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -115,5 +116,25 @@ func running(p *process, metric string) func() bool {
 	return func() bool {
 		v, err := gauge(context.Background(), p.ready["url"], metric)
 		return err == nil && v > 0
+	}
+}
+
+// tokens asks for an answer that is always the same.
+func (x *trio) tokens(t *testing.T) []int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	got, err := complete(ctx, x.router.ready["url"], completionRequest{Model: "kvferry-tiny", Prompt: text(70, 120), MaxTokens: 8, ReturnTokenIDs: true, IgnoreEOS: true})
+	if err != nil {
+		t.Fatalf("an honest request: %v", err)
+	}
+	return got.Tokens
+}
+
+// same checks that the answer of tokens is what it was.
+func (x *trio) same(t *testing.T, when string, want []int) {
+	t.Helper()
+	if got := x.tokens(t); !slices.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", when, got, want)
 	}
 }
