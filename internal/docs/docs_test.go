@@ -71,7 +71,9 @@ func TestIdentifiersExist(t *testing.T) {
 }
 
 // isFile tells `limits.go` from an identifier.
-func isFile(ext string) bool { return slices.Contains([]string{"go", "md", "mod", "sum", "txt", "json", "safetensors"}, ext) }
+func isFile(ext string) bool {
+	return slices.Contains([]string{"go", "md", "mod", "sum", "txt", "json", "safetensors"}, ext)
+}
 
 func TestLinksLeadSomewhere(t *testing.T) {
 	for _, doc := range documents(t) {
