@@ -53,6 +53,7 @@
 //
 // # Choosing a backend
 //
-// Package local serves tests and simulations in one process, tcp any two hosts; fault wraps an
-// agent to make it fail on purpose.
+// Package local serves tests and simulations in one process, shm two processes of one host, tcp any
+// two hosts. Package mux joins several over one memory and chooses for each peer; fault wraps an agent
+// to make it fail on purpose.
 package agent
