@@ -53,6 +53,7 @@ type fireChecker struct {
 	faults     []plannedFault
 	begun      []chan struct{} // one for each request under fire
 
+	transports string // how KV came
 	inflicted  []plannedFault
 	routerDown []span
 	problems   []string
@@ -75,22 +76,14 @@ func runFireCheck(ctx context.Context, w io.Writer, f upFlags) error {
 	c.run(ctx)
 	c.progress.clear()
 	problems := slices.Concat(c.tally.faults, c.problems) // wrong tokens first
-	summary := fmt.Sprintf("seed %d, %d requests: %s; slowest %.1f s of %v; faults: %s; transport %s; %s",
-		f.fire.seed, len(c.fire)+len(c.calm), &c.tally, c.tally.slowest.Seconds(), requestBound, countFaults(c.inflicted), fireTransport(f.pair.transport), elapsed(start))
+	summary := fmt.Sprintf("seed %d, %d requests: %s; slowest %.1f s of %v; faults: %s; KV came: %s; %s",
+		f.fire.seed, len(c.fire)+len(c.calm), &c.tally, c.tally.slowest.Seconds(), requestBound, countFaults(c.inflicted), c.transports, elapsed(start))
 	if len(problems) > 0 {
 		c.out.linef("fault check FAILED: %d faults, the first: %s; %s", len(problems), problems[0], summary)
 		return errors.New("the pair did not stand the faults")
 	}
 	c.out.linef("fault check passed: every request ended right or with an honest error, all blocks home: %s", summary)
 	return nil
-}
-
-// fireTransport is what the trio uses: a transport whose connections a relay can cut.
-func fireTransport(setting string) string {
-	if setting == engine.TransportAuto {
-		return engine.TransportTCP
-	}
-	return setting
 }
 
 func (c *fireChecker) failf(format string, args ...any) {
@@ -119,6 +112,10 @@ func (c *fireChecker) run(ctx context.Context) {
 		c.failf("%v", err)
 	}
 	c.judge(want, fire, calm)
+	var err error
+	if c.transports, err = c.site.transports(c.flags.pair.transport); err != nil {
+		c.failf("%v", err)
+	}
 	if err := c.home(ctx); err != nil {
 		c.failf("blocks: %v", err)
 	}
@@ -131,7 +128,6 @@ func (c *fireChecker) run(ctx context.Context) {
 func (c *fireChecker) start(ctx context.Context) error {
 	c.progress.show("starting three engines and a router")
 	o := c.flags.pair
-	o.transport = fireTransport(o.transport)
 	o.lease = fireLease.String()
 	o.noDecodeCache = len(o.kvFaults) > 0
 	var errs [2]error
@@ -157,6 +153,9 @@ func (c *fireChecker) start(ctx context.Context) error {
 	n := c.flags.fire.requests - c.flags.fire.requests/calmShare
 	rng := rand.New(rand.NewPCG(c.flags.fire.seed, 0))
 	c.faults = planFaults(rng, n)
+	if o.transport == engine.TransportSHM { // no relay is on its way
+		c.faults = slices.DeleteFunc(c.faults, func(f plannedFault) bool { return f.kind == cutAgents || f.kind == holdAgents })
+	}
 	c.fire = planRequests(rng, n, o.blockSize, maxContext)
 	c.begun = make([]chan struct{}, n)
 	for i := range c.begun {

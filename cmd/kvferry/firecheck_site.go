@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/kv"
 )
 
 const (
@@ -41,6 +47,14 @@ type site struct {
 	out                     *lockedWriter
 	prefill, decode, router *server
 	agents, sides           []*relay
+	decodeTurns             [][]string // flags that the decode engine gets in turn, one list per start
+	turn                    int        // the goroutine of the faults owns it after startSite
+
+	received struct {
+		sync.Mutex
+		by         map[string]int // requests whose KV the decode engine got, by transport
+		recomputed int            // whose KV did not come, and that it computed itself
+	}
 }
 
 // startSite starts the trio, the engines side by side. On failure nothing is left running.
@@ -48,6 +62,8 @@ func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, er
 	pid := os.Getpid()
 	host := fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, 1+pid%250)
 	s := &site{out: out}
+	s.received.by = map[string]int{}
+	s.decodeTurns = turns(o.transport)
 	fail := func(err error) (*site, error) {
 		return nil, errors.Join(err, s.stop())
 	}
@@ -72,6 +88,22 @@ func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, er
 		return fail(err)
 	}
 	return s, nil
+}
+
+// turns are the flags that a decode engine gets in turn: both failure policies, and without a choice
+// of transport both transports; auto is shm on one host.
+func turns(transport string) [][]string {
+	other := transport
+	if transport == engine.TransportAuto {
+		other = engine.TransportTCP
+	}
+	turn := func(transport string, policy kv.LoadFailurePolicy) []string {
+		return []string{"--transport", transport, "--kv-load-failure-policy", string(policy)}
+	}
+	return [][]string{
+		turn(transport, kv.FailOnLoadFailure), turn(other, kv.RecomputeOnLoadFailure),
+		turn(transport, kv.RecomputeOnLoadFailure), turn(other, kv.FailOnLoadFailure),
+	}
 }
 
 // engine makes the command line of one engine and the relays in front of it. One thread and small
@@ -100,7 +132,14 @@ func (s *site) engine(o pairOptions, role, host string) (*server, error) {
 func (s *site) start(ctx context.Context, v *server) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, restartBound, fmt.Errorf("not ready within %v", restartBound))
 	defer cancel()
-	c, err := startChild(ctx, "the "+v.name, s.out.passWarnings(v.name), v.args...)
+	args := v.args
+	onLog := s.out.passWarnings(v.name)
+	if v == s.decode {
+		onLog = s.onDecodeLine
+		args = slices.Concat(args, s.decodeTurns[s.turn%len(s.decodeTurns)])
+		s.turn++
+	}
+	c, err := startChild(ctx, "the "+v.name, onLog, args...)
 	if err != nil {
 		return err
 	}
@@ -114,6 +153,46 @@ func (s *site) start(ctx context.Context, v *server) error {
 	defer v.mu.Unlock()
 	v.mu.child = c
 	return nil
+}
+
+// onDecodeLine counts how KV came.
+func (s *site) onDecodeLine(line string) {
+	if r, ok := parseRequestLine(line); ok {
+		s.received.Lock()
+		if r.Blocks > 0 {
+			s.received.by[r.Transport]++
+		}
+		if r.Recomputed > 0 {
+			s.received.recomputed++
+		}
+		s.received.Unlock()
+	}
+	s.out.passWarnings(s.decode.name)(line)
+}
+
+// transports says how KV came, for the summary; an error if not by what was asked for.
+func (s *site) transports(setting string) (string, error) {
+	s.received.Lock()
+	defer s.received.Unlock()
+	wanted := []string{setting}
+	if setting == engine.TransportAuto {
+		wanted = []string{engine.TransportSHM, engine.TransportTCP}
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(s.received.by)) {
+		parts = append(parts, fmt.Sprintf("%d by %s", s.received.by[name], name))
+	}
+	parts = append(parts, fmt.Sprintf("%d recomputed", s.received.recomputed))
+	said := strings.Join(parts, ", ")
+	for _, name := range wanted {
+		if s.received.by[name] == 0 {
+			return said, fmt.Errorf("no KV came by %s; it came: %s", name, said)
+		}
+	}
+	if len(s.received.by) > len(wanted) {
+		return said, fmt.Errorf("KV came by other transports than %s: %s", setting, said)
+	}
+	return said, nil
 }
 
 func (v *server) get() *child {

@@ -25,6 +25,8 @@ type requestLine struct {
 	Completion     int     `json:"completion_tokens"`
 	Finish         string  `json:"finish"`
 	Error          string  `json:"error"`
+	Recomputed     int     `json:"recomputed_tokens"` // that were to come from P
+	RecomputedWhy  string  `json:"recomputed_why"`
 	Blocks         int     `json:"blocks"`
 	Bytes          int64   `json:"bytes"`
 	TransferMS     float64 `json:"transfer_ms"`
@@ -55,6 +57,9 @@ func (r requestLine) String() string {
 		fmt.Fprintf(&sb, " over %s (%s)", r.Transport, r.Why)
 	}
 	fmt.Fprintf(&sb, ", %d cached, %d computed on D, %d generated, %s", r.Cached, r.ComputedPrompt, r.Completion, r.Finish)
+	if r.Recomputed > 0 {
+		fmt.Fprintf(&sb, "; recomputed, since %s", r.RecomputedWhy)
+	}
 	if r.Error != "" {
 		fmt.Fprintf(&sb, ": %s", r.Error)
 	}

@@ -24,7 +24,7 @@ func TestUpAnswersAndStops(t *testing.T) {
 		t.Errorf("8 tokens asked for, got %v", got.Tokens)
 	}
 	line := up.waitLine(func(l string) bool { return strings.HasPrefix(l, "request ") })
-	for _, want := range []string{"100 prompt tokens", "7 blocks", "KiB", "over tcp (", "1 computed on D", "8 generated"} {
+	for _, want := range []string{"100 prompt tokens", "7 blocks", "KiB", "over shm (", "1 computed on D", "8 generated"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("the request line lacks %q: %s", want, line)
 		}
