@@ -85,8 +85,11 @@ type (
 		Req kv.RequestID
 		Why string
 	}
+	// LoadEnded: all Blocks of a load are whole, or none. Unless Stopped, something may still write
+	// its slots, and LoadStopped follows when nothing does.
 	LoadEnded struct {
 		Job         core.JobID
+		Blocks      int
 		OK, Stopped bool
 	}
 	LoadStopped struct{ Job core.JobID }

@@ -202,7 +202,7 @@ func (l *load) end(ok bool) {
 		h.emit(Revoke{Job: l.job})
 		l.stopped = true
 	}
-	h.emit(LoadEnded{Job: l.job, OK: ok, Stopped: l.stopped})
+	h.emit(LoadEnded{Job: l.job, Blocks: len(l.keys), OK: ok, Stopped: l.stopped})
 	if l.stopped {
 		delete(h.loads, l.job)
 	}

@@ -99,6 +99,9 @@ func (h *Hub) PendingWork() bool {
 	return len(h.xfers) > 0
 }
 
+// Watching reports whether a peer's lookup waits for a change of the tier.
+func (h *Hub) Watching() bool { return len(h.lookups) > 0 }
+
 func (h *Hub) handle(ev Event) {
 	switch ev := ev.(type) {
 	case Begin:

@@ -36,6 +36,9 @@ func (r *serverRole) onLookup(m *wire.P2PLookup) {
 	l := &lookup{no: h.nextID(), k: k, by: r, keys: m.Keys}
 	seen := make(map[core.Key]struct{}, len(m.Keys))
 	x := r.rounds[k]
+	if x != nil && x.looked && !x.fetched {
+		x.keep()
+	}
 	for _, key := range m.Keys {
 		if _, twice := seen[key]; twice || x != nil && x.avail[key] != nil {
 			continue

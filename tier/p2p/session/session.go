@@ -24,13 +24,13 @@ type session struct {
 	link   link // by which it reaches us; zero until it does
 	theirs *wire.P2PConnect
 	agent  agent.PeerID
-	// admitted: our agent can write to it. acked: we may send.
-	admitted, acked bool
-	dead            bool
-	active          time.Time
-	handshake       *timer
-	badKeys         int
-	queued          []wire.P2PMessage
+	// dialled: our connect is on its way. admitted: our agent can write to it. acked: we may send.
+	dialled, admitted, acked bool
+	dead                     bool
+	active                   time.Time
+	handshake                *timer
+	badKeys                  int
+	queued                   []wire.P2PMessage
 
 	client clientRole
 	server serverRole
@@ -47,6 +47,9 @@ func (h *Hub) newSession(p PeerID) *session {
 		local := h.cfg.Local
 		h.emit(Dial{Peer: p, Gen: s.gen})
 		s.sendNow(&local)
+		s.dialled = true
+		s.ack()
+		s.opened()
 	}
 	if wait := h.pauses[p].Sub(h.now); wait > 0 {
 		h.after(wait, func() {
@@ -61,8 +64,8 @@ func (h *Hub) newSession(p PeerID) *session {
 	return s
 }
 
-// open reports whether both sides have admitted each other.
-func (s *session) ready() bool { return s.acked && s.admitted }
+// ready reports whether both sides have admitted each other.
+func (s *session) ready() bool { return s.dialled && s.acked && s.admitted }
 
 // stock reports a peer that is no kvferry node.
 func (s *session) stock() bool { return s.theirs != nil && s.theirs.Extension == nil }
@@ -193,8 +196,16 @@ func (h *Hub) admitted(ev Admitted) {
 		s.end("our agent cannot reach its agent")
 	default:
 		s.admitted, s.agent = true, ev.Agent
-		s.sendNow(wire.P2PConnectAck{PeerID: string(h.self)})
+		s.ack()
 		s.opened()
+	}
+}
+
+// ack permits the peer to send, once it is admitted. Our connect must come first: a peer that gets
+// the ack before takes the connect for a second one.
+func (s *session) ack() {
+	if s.dialled && s.admitted {
+		s.sendNow(wire.P2PConnectAck{PeerID: string(s.h.self)})
 	}
 }
 

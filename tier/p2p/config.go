@@ -1,0 +1,111 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/internal/zmtp"
+	"github.com/kvferry/kvferry/tier/p2p/session"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// StockHashSeed is what release 0.32.0 hashes with when PYTHONHASHSEED is not set.
+const StockHashSeed = "vllm-none-hash"
+
+// Config of a Tier.
+type Config struct {
+	// Listener receives; the tier takes it over. Required.
+	Listener net.Listener
+	// Name is our own "host:port", under which peers know us and dial us back: it must lead to the
+	// Listener from where they are. Required.
+	Name string
+	// Agent moves the bytes. The tier is the only reader of its events, and does not close it. Required.
+	Agent agent.Agent
+	// Base, Blocks and BlockLen are the Manager's memory, registered with the agent. Required.
+	Base     uint64
+	Blocks   int
+	BlockLen int
+	// Fingerprint of the model's facts (p2p-tier.md, section 3.2); "" is compared with nothing.
+	Fingerprint string
+	// HashSeed of the block hashes. Required.
+	HashSeed string
+	// Instance is random for each process start, and equal for all ranks of one engine: they go
+	// together. Required. HostID is equal for nodes that share a kernel; "" unknown.
+	Instance, HostID string
+
+	// Session holds the protocol's bounds; its Local and Revocable are filled in here.
+	Session session.Config
+	// PingEvery is how often a silent connection is tried. 0: every two seconds, as stock does; below
+	// 0: never. Peers' PINGs are answered in any case.
+	PingEvery time.Duration
+	// Silence bounds the time without progress of a transfer. 0: 30 s.
+	Silence time.Duration
+	// Dial opens connections. nil: net.Dialer.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// OnNote is told what happens with peers, from the loop's goroutine. It must not block. nil: nobody.
+	OnNote func(session.Note)
+}
+
+// Validate reports a configuration that cannot work.
+func (c Config) Validate() error {
+	switch {
+	case c.Listener == nil || c.Agent == nil:
+		return errors.New("p2p tier: no listener or no agent")
+	case c.Instance == "":
+		return errors.New("p2p tier: no instance")
+	case c.PingEvery > pingTTL/2:
+		return fmt.Errorf("p2p tier: a PING every %v; peers would drop us after %v", c.PingEvery, pingTTL)
+	case c.Silence < 0:
+		return fmt.Errorf("p2p tier: a silence of %v", c.Silence)
+	}
+	return c.session().Validate()
+}
+
+// session is the hub's configuration.
+func (c Config) session() session.Config {
+	s := c.Session
+	ext := &wire.Extension{Version: wire.ExtensionVersion, Instance: c.Instance, HostID: c.HostID}
+	s.Local = wire.P2PConnect{
+		PeerID: c.Name, AgentMetadata: []byte{}, BaseAddr: c.Base, NumBlocks: c.Blocks, BlockLen: uint64(max(0, c.BlockLen)),
+		Fingerprint: c.Fingerprint, HashSeed: c.HashSeed, Extension: ext,
+	}
+	if c.Agent != nil {
+		s.Revocable = c.Agent.Capabilities().Revocable
+		for _, o := range c.Agent.Offers() {
+			ext.Agents = append(ext.Agents, wire.AgentOffer{Transport: o.Transport, Blob: o.Blob})
+			if o.Transport == stockTransport {
+				s.Local.AgentMetadata = o.Blob
+			}
+		}
+	}
+	return s
+}
+
+// stockTransport is the transport of stock peers' metadata.
+const stockTransport = "nixl"
+
+// peerInfo is what the agent is told of a peer.
+func peerInfo(m *wire.P2PConnect) agent.PeerInfo {
+	if m.Extension == nil {
+		return agent.PeerInfo{Offers: []agent.Offer{{Transport: stockTransport, Blob: m.AgentMetadata}}}
+	}
+	info := agent.PeerInfo{HostID: m.Extension.HostID}
+	for _, o := range m.Extension.Agents {
+		info.Offers = append(info.Offers, agent.Offer{Transport: o.Transport, Blob: o.Blob})
+	}
+	return info
+}
+
+func (c Config) heartbeat() zmtp.Heartbeat {
+	switch {
+	case c.PingEvery < 0:
+		return zmtp.Heartbeat{}
+	case c.PingEvery == 0:
+		c.PingEvery = defaultPingEvery
+	}
+	return zmtp.Heartbeat{Every: c.PingEvery, Timeout: pingTimeout, TTL: pingTTL}
+}

@@ -1,0 +1,30 @@
+// Package p2p is the tier of peers: it fetches blocks out of the CPU memory of other nodes, and serves
+// theirs, while the engine computes.
+//
+//	Manager ── Begin, Probe, Flush, Load ──> inbox ─┐           ┌──> Host: Serve, LoadEnded, …
+//	ROUTER ─── receiver goroutine ── messages ──────┤  ┌─────┐  │
+//	agent ──── events ──────────────────────────────┼─>│loop │──┼──> conn (one per peer): DEALER
+//	timers ─────────────────────────────────────────┤  │ Hub │  │
+//	admissions, dials ──────────────────────────────┘  └─────┘  └──> agent: Grant, Post, AddPeer
+//
+// The protocol is package session's Hub. The loop goroutine owns it, feeds it and carries out what
+// follows; it never waits for a peer, a disk or an engine step, only, shortly, for the Manager's lock.
+//
+// # Goroutines
+//
+// The loop; one that receives from the ROUTER; for each peer one that dials and sends; for each
+// admission that may take long one, several at once where the agent allows. Close ends all of them.
+// With sessions open and nothing to do, only the heartbeats of the sockets wake anybody, and those can
+// be switched off (Config.PingEvery).
+//
+// # A peer's blocks
+//
+// No list of a peer's blocks is made when it is admitted: a transfer prepares the descriptors that it
+// needs, so that a peer of any size costs the same.
+//
+// # Permissions
+//
+// A fetch carries the grant for exactly the slots that it names. Before the tier learns that a load
+// has ended, the grant is revoked. Towards stock peers, and with agents that cannot refuse, see
+// package session.
+package p2p

@@ -1,0 +1,36 @@
+package p2p
+
+import "time"
+
+const (
+	// receivedMessages wait for the loop; behind them the ROUTER's own bounds hold each sender.
+	receivedMessages = 64
+
+	// sendMessages and sendBytes wait for one peer to read. A peer beyond is not reading: its session
+	// ends, and nobody else is delayed.
+	sendMessages = 1024
+	sendBytes    = 64 << 20
+
+	// hangUpTime is how long the last messages to a peer may take.
+	hangUpTime = time.Second
+
+	// dialTimeout bounds a connection and its greeting; the session's handshake is bounded apart.
+	dialTimeout = 10 * time.Second
+
+	// admitTimeout bounds the admission of one peer by the agent.
+	admitTimeout = 20 * time.Second
+
+	// closeTime is how long Close waits for transfers that the agent does not stop.
+	closeTime = 10 * time.Second
+
+	// Heartbeats as stock sends them (p2p-tier.md, section 2.1).
+	defaultPingEvery = 2 * time.Second
+	pingTimeout      = 10 * time.Second
+	pingTTL          = 10 * time.Second
+
+	// defaultSilence bounds the time without progress of a transfer.
+	defaultSilence = 30 * time.Second
+
+	// waitingPosts bounds the transfers that wait for a place in the agent.
+	waitingPosts = 4096
+)
