@@ -6,16 +6,20 @@ import (
 )
 
 func TestCheckAgrees(t *testing.T) {
-	t.Parallel()
-	p := launch(t, "up", "--check")
-	code := p.wait()
-	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
-	last := lines[len(lines)-1]
-	if code != 0 || !strings.HasPrefix(last, "check passed: ") {
-		t.Fatalf("exit status %d:\n%s", code, p.output())
-	}
-	if len(lines) != 1 {
-		t.Errorf("the output of a check that passes is not one line:\n%s", p.output())
+	for setting, chosen := range map[string]string{"auto": "shm", "shm": "shm", "tcp": "tcp"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			p := launch(t, "up", "--check", "--transport", setting)
+			code := p.wait()
+			lines := strings.Split(strings.TrimSpace(p.output()), "\n")
+			last := lines[len(lines)-1]
+			if code != 0 || !strings.HasPrefix(last, "check passed: ") || !strings.Contains(last, "transport "+chosen+",") {
+				t.Fatalf("exit status %d:\n%s", code, p.output())
+			}
+			if len(lines) != 1 {
+				t.Errorf("the output of a check that passes is not one line:\n%s", p.output())
+			}
+		})
 	}
 }
 

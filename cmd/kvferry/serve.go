@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -26,9 +25,10 @@ func listen(flag, addr string) (net.Listener, error) {
 	return nil, usagef("%s %s: %v; give HOST:PORT", flag, addr, err)
 }
 
-// serve answers HTTP on l until ctx ends, then stops: no new connections, at most drain for what is
-// in flight. stop is called at the same time with that bound, for what is behind the server; it may
-// be nil. A connection that is left after all is cut.
+// serve answers HTTP on l until ctx ends, then stops, which takes drain at most. stop is called first
+// with that bound, for what is behind the server, and refuses requests from then on; until it
+// returns, HTTP goes on, so that clients and routers are told. It may be nil. Then no new
+// connections are taken, and what is in flight ends. A connection that is left after all is cut.
 func serve(ctx context.Context, l net.Listener, srv *http.Server, drain time.Duration, stop func(context.Context) error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(l) }()
@@ -38,20 +38,17 @@ func serve(ctx context.Context, l net.Listener, srv *http.Server, drain time.Dur
 		fault = fmt.Errorf("serving on %s: %w", l.Addr(), err)
 	case <-ctx.Done():
 	}
-	bound, cancel := context.WithTimeout(context.Background(), drain)
-	defer cancel()
-	answered, cancelAnswered := context.WithTimeout(context.Background(), drain+lastWords)
-	defer cancelAnswered()
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if srv.Shutdown(answered) != nil {
-			_ = srv.Close()
-		}
-	})
+	end := time.Now().Add(drain)
 	var stopErr error
 	if stop != nil {
+		bound, cancel := context.WithDeadline(context.Background(), end)
+		defer cancel()
 		stopErr = stop(bound)
 	}
-	wg.Wait()
+	answered, cancel := context.WithDeadline(context.Background(), end.Add(lastWords))
+	defer cancel()
+	if srv.Shutdown(answered) != nil {
+		_ = srv.Close()
+	}
 	return errors.Join(fault, stopErr)
 }

@@ -100,7 +100,6 @@ func (a *answer) finish() {
 		writeError(a.w, internalError())
 		return
 	}
-	_ = a.rc.SetWriteDeadline(time.Now().Add(a.s.patience))
 	writeJSON(a.w, http.StatusOK, body)
 }
 

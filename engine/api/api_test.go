@@ -242,6 +242,7 @@ func TestRefusals(t *testing.T) {
 		{"/v1/completions", `{"prompt":"` + strings.Repeat("a", 2000) + `"}`, "", 413, "", "larger than 2000 bytes"},
 		{"/v1/completions", `{"prompt":"a","kv_transfer_params":[]}`, "", 400, "kv_transfer_params", "not a JSON object"},
 		{"/v1/completions", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true}}`, "", 400, "kv_transfer_params.remote_engine_id", "missing"},
+		{"/v1/completions", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"kv_load_failure_policy":"retry"}}`, "", 400, "kv_transfer_params.kv_load_failure_policy", "neither"},
 		{"/v1/completions", `{"prompt":"a","kv_transfer_params":{"tp_size":0}}`, "", 400, "kv_transfer_params.tp_size", "tp_size"},
 		{"/v1/completions", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":true}}`, "", 400, "kv_transfer_params.do_remote_prefill", "together"},
 		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"` + long + `"}]}`, "", 400, "messages", "no room"},
@@ -430,8 +431,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		}
 		return out
 	})
-	r := newRig(t, f, Config{})
-	r.patience = 100 * time.Millisecond
+	r := newRig(t, f, Config{}, func(s *Server) { s.patience = 100 * time.Millisecond })
 	resp, err := r.send(t.Context(), "POST", "/v1/completions", `{"prompt":"a","stream":true}`)
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@
 //	GET  /ready           requests are served and the side channel listens
 //	GET  /metrics         Prometheus
 //	GET  /kv/coordinates  engine id, side channel and sizes, for routers (engine.Coordinates)
+//	POST /kv/reset-prefix-cache?wait=SECONDS
+//	                      forget all KV of finished requests; 409 while peers read or write blocks
 //
 // # Requests
 //

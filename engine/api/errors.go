@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/openai"
@@ -23,6 +24,8 @@ func writeError(w http.ResponseWriter, e *openai.Error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	// An answer may come long after its request, when the deadline of ServeHTTP is over.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(clientWriteTimeout))
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
@@ -41,7 +44,7 @@ func unknownURL(method, path string) *openai.Error {
 	return &openai.Error{
 		Status: http.StatusNotFound, Type: openai.TypeNotFound, Code: "unknown_url",
 		Message: fmt.Sprintf("There is no %s %s here; the engine serves POST /v1/completions, POST /v1/chat/completions, "+
-			"GET /v1/models, /health, /ready, /metrics and /kv/coordinates.", method, path),
+			"GET /v1/models, /health, /ready, /metrics and /kv/coordinates, and POST /kv/reset-prefix-cache.", method, path),
 	}
 }
 

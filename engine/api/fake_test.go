@@ -31,6 +31,7 @@ type fakeEngine struct {
 	coords engine.Coordinates
 	stats  engine.Stats
 	ready  error
+	reset  func(ctx context.Context, wait bool) (int, error)
 	refuse func(engine.Request) error
 	script func(r engine.Request) []engine.Output
 	mu     struct {
@@ -71,6 +72,10 @@ func (f *fakeEngine) Stats() engine.Stats             { return f.stats }
 func (f *fakeEngine) Model() engine.ModelInfo         { return f.info }
 func (f *fakeEngine) Tokenizer() *model.Tokenizer     { return tiny().Tokenizer() }
 func (f *fakeEngine) Ready() error                    { return f.ready }
+
+func (f *fakeEngine) ResetPrefixCache(ctx context.Context, wait bool) (int, error) {
+	return f.reset(ctx, wait)
+}
 
 func (f *fakeEngine) submitted() []engine.Request {
 	f.mu.Lock()
@@ -145,11 +150,14 @@ type rig struct {
 	url string
 }
 
-func newRig(t *testing.T, f *fakeEngine, cfg Config) *rig {
+func newRig(t *testing.T, f *fakeEngine, cfg Config, change ...func(*Server)) *rig {
 	t.Helper()
 	s, err := newServer(cfg, f)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range change {
+		c(s)
 	}
 	h := httptest.NewUnstartedServer(nil)
 	h.Config = s.Server()
@@ -158,6 +166,9 @@ func newRig(t *testing.T, f *fakeEngine, cfg Config) *rig {
 		h.Close()
 		if n := s.inFlight.Load(); n != 0 {
 			t.Errorf("%d requests are still counted", n)
+		}
+		if n := s.bodies.Load(); n != 0 {
+			t.Errorf("%d bytes of bodies are still counted", n)
 		}
 	})
 	return &rig{s, h.URL}

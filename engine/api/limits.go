@@ -19,8 +19,22 @@ const (
 	// does not read.
 	clientWriteTimeout = 60 * time.Second
 
-	// clientReadTimeout is how long a client may pause inside its body.
+	// clientReadTimeout is how long a client may pause inside its body, and minBodyRate how many bytes
+	// per second it must send on the whole once that time is over: a body of DefaultMaxBody ends
+	// within 35 minutes.
 	clientReadTimeout = 30 * time.Second
+	minBodyRate       = 32 << 10
+
+	// maxBodyBytes bounds the bodies that are being read or parsed, together. It is several of the
+	// largest, or some hundred thousand usual ones. What is beyond gets 429.
+	maxBodyBytes = 512 << 20
+
+	// maxConns bounds connections: more than maxInFlight, so that /health and /metrics are still
+	// answered. A quiet one costs some 20 KiB.
+	maxConns = maxInFlight + 1024
+
+	// maxResetWait bounds the wait of a cache reset: new hand-offs wait as long.
+	maxResetWait = 10 * time.Minute
 
 	// headerTimeout, keepAlive and maxHeader bound a client's connection outside requests.
 	headerTimeout = 10 * time.Second

@@ -109,6 +109,9 @@ var stats = []stat{
 	newStat(prometheus.CounterValue, "preemptions_total", "Requests that lost their blocks to older ones.", func(s *engine.Stats) float64 { return float64(s.Preemptions) }),
 	newStat(prometheus.CounterValue, "received_total", "Requests whose KV came from a peer.", func(s *engine.Stats) float64 { return float64(s.Received) }),
 	newStat(prometheus.CounterValue, "receive_failures_total", "Requests whose KV did not come.", func(s *engine.Stats) float64 { return float64(s.ReceiveFailed) }),
+	newStat(prometheus.CounterValue, "recomputed_total", "Requests whose KV did not come and was computed here instead.", func(s *engine.Stats) float64 { return float64(s.Recomputed) }),
+	newStat(prometheus.CounterValue, "unparked_total", "Requests that waited for KV and were given up because others needed their blocks.", func(s *engine.Stats) float64 { return float64(s.Unparked) }),
+	newStat(prometheus.CounterValue, "prefix_cache_resets_total", "Resets of the prefix cache.", func(s *engine.Stats) float64 { return float64(s.CacheResets) }),
 }
 
 var (

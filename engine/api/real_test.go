@@ -1,12 +1,14 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine"
@@ -19,6 +21,11 @@ func startEngine(t *testing.T, role connector.Role) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveEngine(t, e)
+}
+
+func serveEngine(t *testing.T, e *engine.Engine) *rig {
+	t.Helper()
 	s, err := New(Config{Engine: e})
 	if err != nil {
 		t.Fatal(err)
@@ -82,6 +89,72 @@ func TestRealEngine(t *testing.T) {
 	}
 	if resp, got := r.do(t, "GET", "/metrics", ""); !strings.Contains(got, "kvferry_engine_blocks_total 64\n") || !strings.Contains(got, "kvferry_engine_blocks_free 64\n") {
 		t.Errorf("%d, blocks are not back:\n%s", resp.StatusCode, got)
+	}
+}
+
+// TestLoadFailurePolicy: a decode leg whose peer is not there is a 502 that names the phase, or the
+// answer that one engine alone gives, as the request wants.
+func TestLoadFailurePolicy(t *testing.T) {
+	d := startEngine(t, connector.Consumer)
+	const prompt = "Nobody has the keys and values of this."
+	ask := func(params string) (int, string) {
+		resp, got := d.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q,"temperature":0,"max_tokens":8%s}`, prompt, params))
+		return resp.StatusCode, got
+	}
+	nowhere := strings.Replace(decodeParams, `"remote_host":"h","remote_port":5600`, `"remote_host":"127.0.0.1","remote_port":1`, 1)
+	if status, got := ask(`,"kv_transfer_params":` + nowhere); status != 502 || !strings.Contains(got, `"code":"kv_transfer_handshake"`) {
+		t.Errorf("%d %s", status, got)
+	}
+	status, got := ask(`,"kv_transfer_params":` + strings.Replace(nowhere, "{", `{"kv_load_failure_policy":"recompute",`, 1))
+	if status != 200 {
+		t.Fatalf("%d %s", status, got)
+	}
+	_, alone := ask("")
+	if a, b := completion(t, got).Choices[0].Text, completion(t, alone).Choices[0].Text; a != b {
+		t.Errorf("recomputed %q, alone it is %q", a, b)
+	}
+	if _, got := d.do(t, "GET", "/metrics", ""); !strings.Contains(got, "kvferry_engine_recomputed_total 1\n") ||
+		!strings.Contains(got, "kvferry_engine_receive_failures_total 2\n") {
+		t.Error("the metrics do not tell of it")
+	}
+}
+
+// TestClosingEngine answers what it has taken, and refuses what comes.
+func TestClosingEngine(t *testing.T) {
+	e, err := engine.New(engine.Config{NumBlocks: 64, Role: connector.Producer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := serveEngine(t, e)
+	// Its blocks are held for somebody who does not come, so that closing takes as long as it may.
+	if resp, got := r.do(t, "POST", "/v1/completions", `{"prompt":"a b c","max_tokens":1,"kv_transfer_params":`+prefillParams+`}`); resp.StatusCode != 200 {
+		t.Fatal(got)
+	}
+	if resp, got := r.do(t, "POST", "/kv/reset-prefix-cache?wait=0.01", ""); resp.StatusCode != 409 || !strings.Contains(got, "blocks of 1 are held") {
+		t.Errorf("%d %s", resp.StatusCode, got)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	closed := make(chan error)
+	go func() { closed <- e.Close(ctx) }()
+	for e.Ready() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if resp, got := r.do(t, "GET", "/ready", ""); resp.StatusCode != 503 || !strings.Contains(got, "shutting down") {
+		t.Errorf("/ready: %d %s", resp.StatusCode, got)
+	}
+	resp, got := r.do(t, "POST", "/v1/completions", `{"prompt":"a"}`)
+	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(got, `"unavailable"`) {
+		t.Errorf("%d %s %v", resp.StatusCode, got, resp.Header)
+	}
+	if resp, _ := r.do(t, "GET", "/health", ""); resp.StatusCode != 200 {
+		t.Errorf("/health: %s", resp.Status)
+	}
+	giveUp()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if resp, _ := r.do(t, "POST", "/kv/reset-prefix-cache", ""); resp.StatusCode != 503 {
+		t.Errorf("a reset of a closed engine: %s", resp.Status)
 	}
 }
 

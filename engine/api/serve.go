@@ -62,7 +62,10 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, parse func(name
 		writeError(w, asAPIError(err))
 		return
 	}
-	j, format, err := parse(name, body)
+	j, format, err := func() (*job, writer, error) {
+		defer s.bodyDone(body)
+		return parse(name, body)
+	}()
 	if err != nil {
 		writeError(w, asAPIError(err))
 		return
@@ -111,7 +114,6 @@ func (a *answer) run(ctx context.Context) {
 	for i, st := range streams {
 		readers.Go(func() { a.s.read(ctx, i, st, pieces) })
 	}
-	defer func() { _ = a.rc.SetWriteDeadline(time.Time{}) }() // the connection may serve another request
 	for left := len(streams); left > 0; {
 		select {
 		case p := <-pieces:

@@ -34,6 +34,7 @@ type backend interface {
 	Model() engine.ModelInfo
 	Tokenizer() *model.Tokenizer
 	Ready() error
+	ResetPrefixCache(ctx context.Context, wait bool) (blocks int, err error)
 }
 
 // stream is what the server needs of an *engine.Stream.
@@ -61,7 +62,12 @@ type Server struct {
 	metrics  *metrics
 	created  int64
 	inFlight atomic.Int64
-	patience time.Duration // clientWriteTimeout
+	bodies   atomic.Int64 // bytes of bodies that are being read or parsed
+	conns    *conns
+
+	patience  time.Duration // clientWriteTimeout
+	silence   time.Duration // clientReadTimeout
+	maxBodies int64         // maxBodyBytes
 }
 
 // New makes the server of an engine.
@@ -82,7 +88,8 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(), patience: clientWriteTimeout}
+	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(),
+		conns: newConns(maxConns), patience: clientWriteTimeout, silence: clientReadTimeout, maxBodies: maxBodyBytes}
 	s.metrics = newMetrics(e, &s.inFlight)
 	s.mux.HandleFunc("POST /v1/completions", s.serveCompletions)
 	s.mux.HandleFunc("POST /v1/chat/completions", s.serveChat)
@@ -90,6 +97,7 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	s.mux.HandleFunc("GET /health", s.serveHealth)
 	s.mux.HandleFunc("GET /ready", s.serveReady)
 	s.mux.HandleFunc("GET /kv/coordinates", s.serveCoordinates)
+	s.mux.HandleFunc("POST /kv/reset-prefix-cache", s.serveReset)
 	s.mux.Handle("GET /metrics", s.metrics.handler())
 	s.mux.HandleFunc("/", serveUnknown)
 	return s, nil
@@ -97,7 +105,14 @@ func newServer(cfg Config, e backend) (*Server, error) {
 
 // ServeHTTP serves one request. A panic costs that request only.
 func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	defer s.conns.handle(req.Context())()
 	tw := &trackingWriter{ResponseWriter: w}
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(s.patience)) // a test's writer has no connection
+	if req.Body != nil && req.Body != http.NoBody {
+		// What the handler leaves of the body is read behind it, so that the connection can go on.
+		defer func() { _ = rc.SetReadDeadline(time.Now().Add(s.silence)) }()
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			if p == http.ErrAbortHandler || tw.status != 0 {
@@ -141,6 +156,8 @@ func (s *Server) Server() *http.Server {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       keepAlive,
 		MaxHeaderBytes:    maxHeader,
+		ConnContext:       s.conns.opened,
+		ConnState:         s.conns.changed,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 }
