@@ -25,7 +25,7 @@ import (
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
 //	supply <req> <job> <key>:<slot>…               finish <req>
 //	served <lookup> <key>=hit:<pin>:<slot> | <key>=miss | <key>=pending …
-//	changed | shutdown | pending
+//	changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
 //	granted <job>              postfailed <transfer>
@@ -84,6 +84,10 @@ func (s *script) line(t *testing.T, line string) {
 		return
 	case f[0] == "pending":
 		fmt.Fprintln(&s.out, "pending work:", s.h.PendingWork())
+		return
+	case f[0] == "deadline":
+		at, ok := s.h.Deadline()
+		fmt.Fprintf(&s.out, "deadline: %v %v\n", ok, max(0, at.Sub(s.now)))
 		return
 	case strings.HasPrefix(f[0], "+"):
 		d, err := time.ParseDuration(f[0][1:])
