@@ -185,6 +185,20 @@ type (
 		Request kv.RequestID
 		Reason  string
 	}
+	// BlocksQuarantined: a receive has failed, but its peer may still write the blocks, which wait.
+	BlocksQuarantined struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Blocks  int
+		Reason  string
+	}
+	// QuarantineEnded: the peer cannot write them any more.
+	QuarantineEnded struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		Blocks  int
+		Reason  string
+	}
 )
 
 func (HandshakeStarted) Kind() string     { return "handshake_started" }
@@ -207,3 +221,5 @@ func (LeaseExtended) Kind() string        { return "lease_extended" }
 func (LeaseEnded) Kind() string           { return "lease_ended" }
 func (GrantIssued) Kind() string          { return "grant_issued" }
 func (GrantRevoked) Kind() string         { return "grant_revoked" }
+func (BlocksQuarantined) Kind() string    { return "blocks_quarantined" }
+func (QuarantineEnded) Kind() string      { return "quarantine_ended" }

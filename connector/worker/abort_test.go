@@ -59,10 +59,10 @@ func TestAbortOnDBeforeAllocation(t *testing.T) {
 		if now := d.ranks[0].worker.Stats().HeartbeatsSent; now != sent || sent == 0 {
 			t.Errorf("%d heartbeats before the abort, %d after a minute", sent, now)
 		}
-		// P finishes for nobody: its lease ends.
+		// P finishes for nobody, knows it, and gives its blocks back at once.
 		p.prefillLeg(legP, connector.FinishLength)
-		o := p.outcome(legP.id, 31*time.Second)
-		if o.Kind != connector.Released || o.Err == nil || o.Err.Phase != connector.PhaseLease {
+		o := p.outcome(legP.id, time.Second)
+		if o.Kind != connector.Released || o.Err == nil || o.Err.Phase != connector.PhaseCancel {
 			t.Errorf("P: %+v", o)
 		}
 		p.idle()

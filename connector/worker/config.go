@@ -11,6 +11,7 @@ import (
 	"github.com/kvferry/kvferry/geometry"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/peer"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // PushFailCapability is the capability by which a rank announces, in its kvferry extension, that it
@@ -18,7 +19,7 @@ import (
 const PushFailCapability = "push_fail"
 
 // Capabilities are the capabilities that a rank with this worker announces.
-func Capabilities() []string { return []string{PushFailCapability} }
+func Capabilities() []string { return []string{PushFailCapability, wire.ControlCapability} }
 
 // Peers is what a worker needs of a peer.Table, which has the documentation of each method.
 type Peers interface {
@@ -37,8 +38,9 @@ type Config struct {
 	Rank   kv.Rank
 	TP, PP int // our engine's sizes; default 1
 
-	// Agent moves the bytes. The worker is the only reader of its events and closes it. It must be
-	// able to revoke exactly.
+	// Agent moves the bytes. The worker is the only reader of its events and closes it. If it cannot
+	// revoke exactly, blocks of failed receives stay in quarantine until P confirms that it does not
+	// write them, or its connection is gone.
 	Agent agent.Agent
 	// Peers finds other engines for this rank's agent. The worker closes it.
 	Peers Peers
@@ -54,6 +56,13 @@ type Config struct {
 	// TransferSilence bounds the time without progress of one WRITE. Default 30 s.
 	TransferSilence time.Duration
 
+	// SilentBeats is after how many heartbeat intervals in which nothing is heard of a prefill engine
+	// what waits for it fails. Only of engines that answer beats. Default 3.
+	SilentBeats int
+	// QuarantineBlocks bounds the blocks in quarantine: beyond it new registrations are refused.
+	// Default a quarter of the rank's blocks.
+	QuarantineBlocks int
+
 	// Events takes what happens; default event.Discard.
 	Events event.Sink
 }
@@ -61,6 +70,9 @@ type Config struct {
 // DefaultTransferSilence is how long a WRITE may make no progress. A living peer is silent for
 // milliseconds; half a minute is a dead one, or one that is as good as dead.
 const DefaultTransferSilence = 30 * time.Second
+
+// DefaultSilentBeats lets one beat or answer be lost without harm.
+const DefaultSilentBeats = 3
 
 func (c Config) withDefaults() Config {
 	if c.TP == 0 {
@@ -78,6 +90,15 @@ func (c Config) withDefaults() Config {
 	if c.TransferSilence == 0 {
 		c.TransferSilence = DefaultTransferSilence
 	}
+	if c.SilentBeats == 0 {
+		c.SilentBeats = DefaultSilentBeats
+	}
+	if c.QuarantineBlocks == 0 {
+		c.QuarantineBlocks = 1
+		if len(c.Layout.Regions) > 0 {
+			c.QuarantineBlocks = max(1, c.Layout.Regions[0].NumBlocks/max(c.Layout.Ratio, 1)/4)
+		}
+	}
 	if c.Events == nil {
 		c.Events = event.Discard
 	}
@@ -91,8 +112,6 @@ func (c Config) Validate() error {
 		return errors.New("worker: Agent is nil")
 	case c.Peers == nil:
 		return errors.New("worker: Peers is nil")
-	case !c.Agent.Capabilities().Revocable:
-		return errors.New("worker: the agent cannot revoke grants exactly, so that blocks could be written after they were given back")
 	}
 	return c.validateFacts()
 }
@@ -118,6 +137,10 @@ func (c Config) validateFacts() error {
 		return fmt.Errorf("worker: RegistrationTimeout is %v, want a positive duration", c.RegistrationTimeout)
 	case c.TransferSilence <= 0:
 		return fmt.Errorf("worker: TransferSilence is %v, want a positive duration", c.TransferSilence)
+	case c.SilentBeats < 2:
+		return fmt.Errorf("worker: SilentBeats is %d, want at least 2: one beat may be lost", c.SilentBeats)
+	case c.QuarantineBlocks < 1:
+		return fmt.Errorf("worker: QuarantineBlocks is %d, want at least 1", c.QuarantineBlocks)
 	}
 	if err := c.Layout.Validate(); err != nil {
 		return fmt.Errorf("worker: %w", err)

@@ -33,6 +33,18 @@ type receive struct {
 	took    time.Duration
 
 	silence deadline.Item[any]
+
+	// What P that understands control messages says of it.
+	tries       int       // registrations sent
+	triedAt     time.Time // the last of them
+	acked       bool      // P has it
+	ackedAt     uint64    // the last number sent to P before we knew
+	state       wire.RequestState
+	unmatchedAt time.Time // since when P has no prefill for it
+	sentAtSeq   uint64    // the last number sent to P before it said that all is written
+	progressed  time.Time // when the ledger was last told
+
+	quarantined *connector.Error // not nil: it has ended with this, but P may still write
 }
 
 // consumer is D's part of a machine.
@@ -41,12 +53,16 @@ type consumer struct {
 	byID     map[kv.RequestID]*receive // the ledger's id
 	byWireID map[kv.RequestID]*receive
 	gen      kv.Generation // of the last registration sent
+	pulses   map[agent.Name]*pulse
+
+	quarantined, quarantinedBlocks int
 }
 
 func (c *consumer) init() {
 	c.receives = make(map[uint64]*receive)
 	c.byID = make(map[kv.RequestID]*receive)
 	c.byWireID = make(map[kv.RequestID]*receive)
+	c.pulses = make(map[agent.Name]*pulse)
 }
 
 // inOrder is the receives, oldest first.
@@ -75,10 +91,17 @@ func (m *machine) startReceive(now time.Time, reg connector.Registration) {
 	r.silence.Value = r
 	m.consumer.receives[r.serial] = r
 	m.consumer.byID[reg.ID] = r
-	if len(m.consumer.receives) > maxReceives {
+	switch {
+	case len(m.consumer.receives) > maxReceives:
 		m.failReceive(r, connector.PhaseLimit, fmt.Sprintf("this rank receives %d requests already", maxReceives))
 		return
+	case m.quarantineFull():
+		m.failReceive(r, connector.PhaseLimit, fmt.Sprintf(
+			"%d blocks wait for the word of prefill engines that they are not written any more; no more than %d are risked",
+			m.consumer.quarantinedBlocks, m.cfg.QuarantineBlocks))
+		return
 	}
+	m.beatFor(r)
 	m.timers.Set(&r.silence, now.Add(m.timeout()+backstop))
 	m.need(reg.Peer, waiter{receive: r.serial})
 }
@@ -137,16 +160,41 @@ func (m *machine) onGranted(now time.Time, in granted) {
 	m.consumer.byWireID[r.wireID] = r
 	blocks := r.reg.Blocks.Len()
 	m.emit(event.GrantIssued{Request: r.reg.ID, Peer: r.remote.engine, Blocks: blocks})
+	r.tries, r.triedAt = 1, now
+	m.listen(r)
 	m.do(register{r.serial, r.remote.agent.ID, msg})
 	m.emit(event.RegistrationSent{Request: r.reg.ID, Peer: r.remote.engine, Blocks: blocks})
 	m.stats.RegistrationsSent++
 }
 
 func (m *machine) onRegistrationFailed(in registrationFailed) {
-	if r := m.consumer.receives[in.receive]; r != nil {
-		m.stats.NotificationsFailed++
-		m.failReceive(r, connector.PhaseRegistration, in.err.Error())
+	r := m.consumer.receives[in.receive]
+	if r == nil || r.quarantined != nil {
+		return
 	}
+	m.stats.NotificationsFailed++
+	if r.tries == 1 { // P has never heard of it
+		m.endFailed(r, connector.PhaseRegistration, in.err.Error(), true)
+		return
+	}
+	m.failReceive(r, connector.PhaseRegistration, in.err.Error())
+}
+
+// registerAgain repeats a registration that P has not acknowledged. P takes its generation once.
+func (m *machine) registerAgain(r *receive, p *remote) {
+	if r.tries >= maxRegistrationTries {
+		m.failReceive(r, connector.PhaseRegistration, fmt.Sprintf(
+			"engine %q answers, but has not acknowledged it after %d tries", r.reg.Peer.Engine, r.tries))
+		return
+	}
+	msg, err := wire.AppendPushReg(nil, m.pushReg(r, r.grant))
+	if err != nil {
+		return // it could be written before
+	}
+	r.tries++
+	r.triedAt = m.now
+	m.do(register{r.serial, p.agent.ID, msg})
+	m.stats.RegistrationsRepeated++
 }
 
 // onCompletion counts a completion: once per P rank, only of ranks that may write, until as many
@@ -163,7 +211,7 @@ func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion
 	case r.senders[from]:
 		m.ignore(from, "completion", fmt.Sprintf("request %s has this agent's completion already", c.ID))
 		return
-	case c.N != r.reg.Peer.TP:
+	case c.N != r.reg.Peer.TP && r.quarantined == nil:
 		m.failReceive(r, connector.PhaseTransfer, fmt.Sprintf(
 			"its completion is of tensor-parallel size %d, the request said %d", c.N, r.reg.Peer.TP))
 		return
@@ -181,13 +229,17 @@ func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion
 	if expected := r.reg.Peer.PP * max(1, c.N/m.cfg.TP); len(r.senders) < expected {
 		return
 	}
+	if r.quarantined != nil {
+		m.endQuarantine(r, "the prefill engine has written it after all")
+		return
+	}
 	m.completeReceive(now, r)
 }
 
 // completeReceive ends a receive well, unless the agent saw that less arrived than was asked for.
 func (m *machine) completeReceive(now time.Time, r *receive) {
 	if want := m.wantedBytes(r); r.told && r.bytes < want {
-		m.failReceive(r, connector.PhaseTransfer, fmt.Sprintf("its completion came after %d of %d bytes", r.bytes, want))
+		m.endFailed(r, connector.PhaseTransfer, fmt.Sprintf("its completion came after %d of %d bytes", r.bytes, want), true)
 		return
 	}
 	facts := connector.TransferFacts{
@@ -198,7 +250,8 @@ func (m *machine) completeReceive(now time.Time, r *receive) {
 		Transport: r.remote.agent.Transport,
 		Why:       r.remote.agent.Why,
 	}
-	m.endReceive(r, "received")
+	m.revokeGrant(r, "received")
+	m.forgetReceive(r)
 	m.emit(event.ReceiveFinished{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Blocks: facts.Blocks, Bytes: facts.Bytes,
 		Took: facts.Took, Waited: facts.Waited, Transport: facts.Transport, Why: facts.Why})
 	m.do(reportReceived{connector.ReceiveReport{ID: r.reg.ID, Transfer: facts}})
@@ -219,50 +272,91 @@ func (m *machine) onPushFail(from agent.Name, f wire.PushFail) {
 		m.ignore(from, "PUSH_FAIL", fmt.Sprintf("request %s is not received from this agent", f.ID))
 		return
 	}
-	m.failReceive(r, connector.PhaseTransfer,
-		"the prefill engine gave it up: its prefill failed or was aborted, its lease ended, or the write failed")
+	if r.quarantined != nil {
+		m.endQuarantine(r, "the prefill engine will not write it")
+		return
+	}
+	m.endFailed(r, connector.PhaseTransfer,
+		"the prefill engine gave it up: its prefill failed or was aborted, its lease ended, or the write failed", true)
 }
 
 // cancelReceive ends a receive that D does not want any more. One that has ended was reported.
 func (m *machine) cancelReceive(id kv.RequestID) {
-	if r := m.consumer.byID[id]; r != nil {
-		m.failReceive(r, connector.PhaseCancel, "it was cancelled while it waited for KV")
+	r := m.consumer.byID[id]
+	if r == nil || r.quarantined != nil {
+		return
 	}
+	if r.gen == 0 {
+		m.withdraw(connector.Withdrawal{ID: r.reg.ID, TransferID: r.reg.TransferID, Digest: r.reg.Digest, Peer: r.reg.Peer,
+			Reason: "its decode request was cancelled before it was registered"})
+	}
+	m.failReceive(r, connector.PhaseCancel, "it was cancelled while it waited for KV")
 }
 
 // receivesLost ends every receive from an agent that is gone, whichever side had connected.
 func (m *machine) receivesLost(name agent.Name, err error) {
 	for _, r := range m.consumer.inOrder() {
-		if r.remote != nil && r.remote.name() == name {
-			m.failReceive(r, connector.PhaseTransfer, fmt.Sprintf("the prefill engine's agent is gone: %v", err))
+		if r.remote != nil && r.remote.name() == name && r.quarantined == nil {
+			m.endFailed(r, connector.PhaseTransfer, fmt.Sprintf("the prefill engine's agent is gone: %v", err), false)
 		}
 	}
 }
 
 func (m *machine) receiveSilent(r *receive) {
-	m.failReceive(r, connector.PhaseWait, fmt.Sprintf("nothing was heard of it for %v", m.timeout()+backstop))
+	m.failReceive(r, connector.PhaseWait, fmt.Sprintf("its prefill engine showed no progress for %v", m.timeout()+backstop))
 }
 
-// failReceive ends a receive: the grant is revoked first, so that whoever is told may use the
-// blocks at once.
+// failReceive ends a receive that this side gives up: P is told, if it may know of it.
 func (m *machine) failReceive(r *receive, phase connector.Phase, reason string) {
+	m.revokeGrant(r, string(phase))
+	if r.gen != 0 && r.remote.control && !m.irrevocable && !m.closing {
+		m.cancelAt(r, reason, false)
+	}
+	m.endFailed(r, phase, reason, false)
+}
+
+// endFailed ends a receive. The grant is revoked first, so that whoever is told may use the blocks at
+// once; where that does not keep P from writing and it is not known to have stopped, the blocks go
+// into quarantine.
+func (m *machine) endFailed(r *receive, phase connector.Phase, reason string, stopped bool) {
 	err := &connector.Error{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Phase: phase, Reason: reason}
-	m.endReceive(r, string(phase))
-	m.emit(event.ReceiveFailed{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Phase: string(phase), Err: err})
+	m.revokeGrant(r, string(phase))
+	if m.irrevocable && r.gen != 0 && !stopped && !m.closing {
+		m.quarantine(r, err)
+		m.timers.Remove(&r.silence)
+		m.unlisten(r, false)
+		m.beats.drop(m, r)
+		if r.remote.control {
+			m.cancelAt(r, reason, true)
+		}
+		return
+	}
+	m.forgetReceive(r)
+	m.reportFailed(r, err)
+}
+
+func (m *machine) reportFailed(r *receive, err *connector.Error) {
+	m.emit(event.ReceiveFailed{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Phase: string(err.Phase), Err: err})
 	m.do(reportReceived{connector.ReceiveReport{ID: r.reg.ID, Err: err}})
 	m.stats.ReceivesFailed++
 }
 
-// endReceive revokes the grant and forgets the receive.
-func (m *machine) endReceive(r *receive, reason string) {
+func (m *machine) revokeGrant(r *receive, reason string) {
 	if r.grant != (agent.GrantID{}) {
 		m.do(revoke{r.grant})
 		m.emit(event.GrantRevoked{Request: r.reg.ID, Reason: reason})
+		r.grant = agent.GrantID{}
 	}
+}
+
+// forgetReceive drops a receive whose grant is revoked.
+func (m *machine) forgetReceive(r *receive) {
 	if r.remote != nil {
 		m.do(unpin{r.remote})
 	}
 	m.timers.Remove(&r.silence)
+	m.unlisten(r, true)
+	m.beats.drop(m, r)
 	delete(m.consumer.receives, r.serial)
 	delete(m.consumer.byID, r.reg.ID)
 	if m.consumer.byWireID[r.wireID] == r {
@@ -270,9 +364,14 @@ func (m *machine) endReceive(r *receive, reason string) {
 	}
 }
 
-// shutdownConsumer ends every receive.
+// shutdownConsumer ends every receive, and every quarantine: the agent closes, and with it all
+// connections.
 func (m *machine) shutdownConsumer() {
 	for _, r := range m.consumer.inOrder() {
-		m.failReceive(r, connector.PhaseCancel, "this engine is shutting down")
+		if r.quarantined != nil {
+			m.endQuarantine(r, "this engine is shutting down")
+			continue
+		}
+		m.endFailed(r, connector.PhaseCancel, "this engine is shutting down", true)
 	}
 }

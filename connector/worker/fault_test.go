@@ -73,7 +73,7 @@ func TestBusyAgent(t *testing.T) {
 	})
 }
 
-// An agent that never has room: the lease ends the wait, and D is told.
+// An agent that never has room is no progress: D's watchdog ends the wait, and P is told.
 func TestBusyForEver(t *testing.T) {
 	x := &tamper{post: func(int) error { return agent.ErrBusy }}
 	bubble(t, millisecond, options{wrap: wrapped(x)}, options{}, func(t *testing.T, p, d *engine) {
@@ -88,7 +88,7 @@ func TestBusyForEver(t *testing.T) {
 		if o := d.outcome(legD.id, 4*time.Minute); o.Kind != connector.ReceiveFailed || o.Err.Phase != connector.PhaseWait {
 			t.Errorf("D: %+v", o)
 		}
-		if o := p.outcome(legP.id, time.Minute); o.Err == nil || o.Err.Phase != connector.PhaseLease {
+		if o := p.outcome(legP.id, time.Second); o.Err == nil || o.Err.Phase != connector.PhaseCancel {
 			t.Errorf("P: %+v", o)
 		}
 		p.idle()
@@ -256,8 +256,8 @@ func TestDecodeSideHandshakeFails(t *testing.T) {
 	})
 }
 
-// P cannot reach D's side channel: the pair is given up, without a second try. D waits for its
-// watchdog, since there is no way to tell it.
+// P cannot reach D's side channel: the pair is given up at the first failure. D, which nobody can
+// tell, hears nothing of P and ends within three heartbeats.
 func TestPrefillSideHandshakeFails(t *testing.T) {
 	bubble(t, millisecond, options{}, options{timeout: time.Minute}, func(t *testing.T, p, d *engine) {
 		if err := d.listener.Close(); err != nil {
@@ -269,10 +269,10 @@ func TestPrefillSideHandshakeFails(t *testing.T) {
 		if o.Err == nil || o.Err.Phase != connector.PhaseHandshake {
 			t.Errorf("P: %+v", o)
 		}
-		if n := p.trace.count("handshake_started"); n != 1 {
-			t.Errorf("%d handshakes for one push", n)
+		if n := p.trace.count("handshake_started"); n < 1 || n > 2 {
+			t.Errorf("%d handshakes for one registration and one push", n)
 		}
-		if o := d.outcome(legD.id, 61*time.Second); o.Kind != connector.ReceiveFailed || o.Err.Phase != connector.PhaseWait {
+		if o := d.outcome(legD.id, 15*time.Second); o.Kind != connector.ReceiveFailed || o.Err.Phase != connector.PhaseWait {
 			t.Errorf("D: %+v", o)
 		}
 	})

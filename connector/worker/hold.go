@@ -10,7 +10,6 @@ import (
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/geometry"
 	"github.com/kvferry/kvferry/kv"
-	"github.com/kvferry/kvferry/wire"
 )
 
 // hold is one finished request of P whose blocks are kept under a lease. It ends exactly once, by
@@ -19,6 +18,7 @@ type hold struct {
 	id       kv.RequestID
 	identity identity
 	have     geometry.Have
+	gen      kv.Generation // of the lease
 
 	lease   deadline.Item[any]
 	expired bool // while its transfer runs, whose end ends the hold
@@ -53,7 +53,13 @@ func (m *machine) startHold(now time.Time, f connector.FinishedBlocks) {
 	h := &hold{id: f.ID, identity: identity{transfer: f.TransferID, id: f.ID, digest: f.Digest, hasDigest: true}}
 	h.lease.Value = h
 	m.producer.holds[f.ID] = h
+	h.gen = f.Generation
+	m.producer.newestLease = max(m.producer.newestLease, f.Generation)
+	cancelled := m.producer.endPrefill(f.ID)
 	switch {
+	case cancelled != "":
+		m.endHold(h, connector.PhaseCancel, cancelled, "cancelled")
+		return
 	case len(m.producer.holds) > maxHolds:
 		m.endHold(h, connector.PhaseLimit, fmt.Sprintf("this rank holds %d requests already", maxHolds), "failed")
 		return
@@ -116,28 +122,6 @@ func digits(s string) bool {
 	return s != ""
 }
 
-// onHeartbeat extends the leases of what is named. A name of several requests extends all of them;
-// unknown names mean nothing.
-func (m *machine) onHeartbeat(now time.Time, hb wire.Heartbeat) {
-	m.producer.walk++
-	until := now.Add(connector.LeaseExtension(m.cfg.Lease))
-	extend := func(h *hold) {
-		at, running := h.lease.At()
-		if !running || !at.Before(until) {
-			return
-		}
-		m.timers.Set(&h.lease, until)
-		m.emit(event.LeaseExtended{Request: h.id, Until: until.Sub(now)})
-	}
-	for _, id := range hb.IDs {
-		for _, key := range []leaseKey{
-			{leaseID, string(id)}, {leaseTransfer, string(id)}, {leaseBase, string(id.Base())}, {leaseClient, string(id)},
-		} {
-			m.producer.leases.visit(key, m.producer.walk, extend)
-		}
-	}
-}
-
 // leaseExpired ends a hold, or leaves that to the transfer that reads its blocks.
 func (m *machine) leaseExpired(now time.Time, h *hold) {
 	m.stats.LeasesExpired++
@@ -151,10 +135,10 @@ func (m *machine) leaseExpired(now time.Time, h *hold) {
 		m.endHold(h, connector.PhaseLease, reason, "expired")
 		m.endPush(u)
 		m.dropRegistration(u.reg, reason)
-		m.sendFailure(u.reg)
+		m.sendFailure(u.reg, connector.PhaseLease, reason)
 		return
 	}
-	m.remember(now, h.identity, reason)
+	m.remember(now, h.identity, connector.PhaseLease, reason)
 	m.endHold(h, connector.PhaseLease, reason, "expired")
 }
 

@@ -471,7 +471,7 @@ func (w *world) drain() {
 	for what, n := range map[string]int{"flights": len(m.flights), "byWireID": len(m.consumer.byWireID), "blocks": len(p.blocks.buckets),
 		"leases": len(p.leases.buckets), "registrations": len(p.registrations), "waiting": len(p.waiting.buckets), "order": p.order.Len(),
 		"ids": p.ids, "pushes": len(p.pushes), "transfers": len(p.transfers), "busy": p.busy.Len(), "notes": len(p.notes.buckets),
-		"note order": p.noteOrder.Len(), "notices": p.notices, "timers": m.timers.Len()} {
+		"note order": p.noteOrder.Len(), "notices": m.notices, "timers": m.timers.Len()} {
 		if n != 0 {
 			w.t.Fatalf("%d %s are left", n, what)
 		}

@@ -15,6 +15,8 @@ type input interface{ input() }
 type (
 	// stepMeta: the ledger wants something done.
 	stepMeta struct{ connector.StepMeta }
+	// leftOut: entries of a StepMeta that need no answer did not fit into the mailbox.
+	leftOut struct{}
 	// connected: an engine that was asked for is connected.
 	connected struct {
 		addr connector.PeerAddr
@@ -54,6 +56,7 @@ type (
 )
 
 func (stepMeta) input()           {}
+func (leftOut) input()            {}
 func (connected) input()          {}
 func (connectFailed) input()      {}
 func (granted) input()            {}
@@ -120,6 +123,8 @@ type (
 	// reportSent and reportReceived go to the ledger.
 	reportSent     struct{ connector.SentReport }
 	reportReceived struct{ connector.ReceiveReport }
+	// reportProgress: P works on a request of ours.
+	reportProgress struct{ id kv.RequestID }
 	// emit: it happened.
 	emit struct{ event.Event }
 )
@@ -137,4 +142,5 @@ func (forget) action()         {}
 func (lost) action()           {}
 func (reportSent) action()     {}
 func (reportReceived) action() {}
+func (reportProgress) action() {}
 func (emit) action()           {}

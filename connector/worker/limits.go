@@ -42,8 +42,8 @@ const (
 	// forgotten, and its D waits for its own watchdog.
 	maxNotes = 1 << 14
 
-	// maxNotices bounds the failure notices that wait for a handshake. What is beyond is not sent; D
-	// has its own watchdog.
+	// maxNotices bounds what waits for a handshake to be told. What is beyond is not sent; D asks with
+	// its next beat.
 	maxNotices = 1 << 10
 
 	// maxRemotes bounds the peers whose geometry is kept; peer.Table has no more by default.
@@ -52,6 +52,21 @@ const (
 	// maxHeartbeatIDs bounds the ids of one heartbeat message: 256 ids of some 50 bytes fit any
 	// transport's notification.
 	maxHeartbeatIDs = 256
+
+	// maxLetters bounds the letters to one agent that wait for an acknowledgement. Beyond it the oldest
+	// goes: its peer does not listen, and has deadlines of its own.
+	maxLetters = 1 << 9
+
+	// maxLetterTries is how often a cancel or failure is sent, a heartbeat interval apart: as long as
+	// D's patience with a silent P, and one more.
+	maxLetterTries = 4
+
+	// maxRegistrationTries is how often a registration is sent that P does not acknowledge.
+	maxRegistrationTries = 4
+
+	// maxPrefills bounds P's requests that are known before they end. A ledger has no more; the state
+	// of one beyond is not told.
+	maxPrefills = 1 << 16
 
 	// busyRetry is when a transfer that the agent had no room for is tried again if no transfer of
 	// this worker is in flight whose end would tell.

@@ -47,17 +47,12 @@ func TestSenderOverflow(t *testing.T) {
 	for i := range maxPerSender {
 		m.Step(now, from("d", registrationOf(t, fmt.Sprintf("r%d-0", i), i+1, 1)))
 	}
+	before := m.notices
 	acts := m.Step(now, from("d", registrationOf(t, "last-0", maxPerSender+1, 1)))
 	if got := droppedFor(acts); len(got) != 1 || got[0] != "r0-0 overflow: too many registrations wait" {
 		t.Errorf("dropped %q", got)
 	}
-	asked := false
-	for _, a := range acts {
-		if c, ok := a.(connect); ok && c.addr.Engine == "D" {
-			asked = true
-		}
-	}
-	if !asked {
+	if len(m.flights) != 1 || m.notices != before+1 {
 		t.Error("nothing is done to tell D of its dropped registration")
 	}
 	if s := m.snapshot(); s.Waiting != maxPerSender+1 {
@@ -92,8 +87,8 @@ func TestRegistrationOverflow(t *testing.T) {
 	if s := m.snapshot(); s.Waiting != maxRegistrations || s.RegistrationsDropped != uint64(n-maxRegistrations) {
 		t.Errorf("%d of %d wait, %d were dropped", s.Waiting, n, s.RegistrationsDropped)
 	}
-	if len(m.flights) != 1 || m.producer.notices > maxNotices {
-		t.Errorf("%d connects, %d notices", len(m.flights), m.producer.notices)
+	if len(m.flights) != 1 || m.notices > maxNotices {
+		t.Errorf("%d connects, %d notices", len(m.flights), m.notices)
 	}
 }
 
@@ -168,10 +163,22 @@ func TestReceivesAndHoldsAreBounded(t *testing.T) {
 func TestInboxOverflow(t *testing.T) {
 	w := &Worker{wake: make(chan struct{}, 1)}
 	w.mail.waiting = maxInbox
-	w.Submit(connector.StepMeta{Processing: []kv.RequestID{"a"}, Dropped: []connector.DroppedRequest{{ID: "b"}}, Cancels: []kv.RequestID{"c"}})
-	got := w.collect()[0].(stepMeta)
-	if len(got.Processing)+len(got.Dropped) != 0 || len(got.Cancels) != 1 {
+	w.Submit(connector.StepMeta{Queued: []connector.QueuedRequest{{ID: "a"}}, Processing: []kv.RequestID{"a"},
+		Dropped: []connector.DroppedRequest{{ID: "b"}}, Withdrawn: []connector.Withdrawal{{ID: "d"}}, Cancels: []kv.RequestID{"c"}})
+	in := w.collect()
+	if _, ok := in[0].(leftOut); !ok || len(in) != 2 {
+		t.Fatalf("%+v", in)
+	}
+	got := in[1].(stepMeta)
+	if len(got.Queued)+len(got.Processing)+len(got.Dropped)+len(got.Withdrawn) != 0 || len(got.Cancels) != 1 {
 		t.Errorf("%+v", got)
+	}
+	// What may have ended unseen is not said to run any more.
+	m := newMachine(machineConfig())
+	m.Step(time.Unix(1000, 0), stepMeta{connector.StepMeta{Queued: []connector.QueuedRequest{{ID: "a"}}}})
+	m.Step(time.Unix(1000, 0), in[0])
+	if s := m.snapshot(); s.Prefills != 0 {
+		t.Errorf("%d prefills", s.Prefills)
 	}
 }
 

@@ -18,13 +18,20 @@ type machine struct {
 
 	flights map[connector.PeerAddr][]waiter // connects that were asked for and not answered
 	remotes map[kv.EngineID]*remote
-	serial  uint64 // of receives and pushes
+	serial  uint64                 // of receives and pushes
+	named   map[agent.Name]*remote // the same remotes
+	letters correspondence
+	notices int // that wait for a handshake
+
+	// irrevocable: the agent cannot revoke grants.
+	irrevocable bool
+	now         time.Time // of the Step under way
 
 	consumer consumer
 	producer producer
 	beats    beats
 
-	timers  deadline.Queue[any] // *receive, *hold, *registration, *note, *beat, *busyTimer
+	timers  deadline.Queue[any] // *receive, *hold, *registration, *note, *beat, *busyTimer, *pulse, *letter, *withdrawal
 	stats   Stats
 	closing bool
 
@@ -44,7 +51,9 @@ func newMachine(cfg Config) *machine {
 		cfg:     cfg,
 		flights: make(map[connector.PeerAddr][]waiter),
 		remotes: make(map[kv.EngineID]*remote),
+		named:   make(map[agent.Name]*remote),
 	}
+	m.letters.init()
 	m.consumer.init()
 	m.producer.init()
 	m.beats.init()
@@ -56,9 +65,12 @@ func newMachine(cfg Config) *machine {
 func (m *machine) Step(now time.Time, in input) []action {
 	clear(m.acts)
 	m.acts = m.acts[:0]
+	m.now = now
 	switch in := in.(type) {
 	case stepMeta:
 		m.onMeta(now, in.StepMeta)
+	case leftOut:
+		m.producer.forgetPrefills()
 	case connected:
 		m.onConnected(now, in)
 	case connectFailed:
@@ -106,14 +118,20 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 	for _, d := range s.Dropped {
 		m.dropRequest(now, d)
 	}
+	for _, q := range s.Queued {
+		m.queuePrefill(q)
+	}
 	for _, id := range s.Processing {
-		m.startPrefill(id)
+		m.runPrefill(id)
 	}
 	for _, f := range s.Finished {
 		m.startHold(now, f)
 	}
 	for _, id := range s.Cancels {
 		m.cancelReceive(id)
+	}
+	for _, w := range s.Withdrawn {
+		m.withdraw(w)
 	}
 	if s.HasHeartbeats {
 		m.setHeartbeats(now, s.Heartbeats)
@@ -145,7 +163,11 @@ func (m *machine) need(addr connector.PeerAddr, w waiter) {
 func (m *machine) onConnected(now time.Time, in connected) {
 	waiting := m.flights[in.addr]
 	delete(m.flights, in.addr)
+	before := m.remotes[in.conn.Engine]
 	r := m.remoteOf(in.addr, in.conn)
+	if before != nil && r.agent.ID.Gen != 0 && before.name() != r.name() {
+		m.restarted(before)
+	}
 	for _, w := range waiting {
 		switch {
 		case w.receive != 0:
@@ -170,7 +192,7 @@ func (m *machine) onConnectFailed(now time.Time, in connectFailed) {
 		case w.push != 0:
 			m.pushUnconnected(w.push, in.err)
 		case w.notice != nil:
-			m.producer.notices--
+			m.notices--
 		case w.beat != nil:
 			w.beat.asked = false
 		}
@@ -183,6 +205,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	if m.closing {
 		return
 	}
+	m.hear(n.From)
 	parsed, err := wire.ParseNotification(n.Msg)
 	if err != nil {
 		m.ignore(n.From.Name, "notification", err.Error())
@@ -192,11 +215,21 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	case *wire.PushReg:
 		m.onRegistration(now, n.From.Name, msg)
 	case wire.Heartbeat:
-		m.onHeartbeat(now, msg)
+		m.extend(msg.IDs)
 	case wire.Completion:
 		m.onCompletion(now, n.From.Name, msg, n.Arrival)
 	case wire.PushFail:
 		m.onPushFail(n.From.Name, msg)
+	case *wire.Beat:
+		m.onBeat(n.From.Name, msg)
+	case *wire.States:
+		m.onStates(n.From.Name, msg)
+	case *wire.Cancel:
+		m.onCancel(n.From.Name, msg)
+	case *wire.Failed:
+		m.onFailed(n.From.Name, msg)
+	case *wire.Ack:
+		m.onAck(n.From.Name, msg.Seq)
 	}
 }
 
@@ -212,7 +245,14 @@ func (m *machine) onPeerLost(now time.Time, l agent.PeerLost) {
 		m.forgetAgent(l.Peer)
 	}
 	m.receivesLost(l.Peer.Name, l.Err)
-	m.senderLost(now, l.Peer.Name)
+	m.quarantinesLost(l)
+	m.senderLost(now, l.Peer.Name, "its decode engine is gone")
+	m.forgetCorrespondent(l.Peer.Name)
+}
+
+func (m *machine) emitUnsent(r *remote, what string, err error) {
+	m.stats.NotificationsFailed++
+	m.emit(event.NotificationFailed{Peer: r.engine, What: what, Err: err})
 }
 
 func (m *machine) onTick(now time.Time) {
@@ -234,6 +274,12 @@ func (m *machine) onTick(now time.Time) {
 			m.sendHeartbeat(now, t)
 		case *busyTimer:
 			m.retryBusy()
+		case *pulse:
+			m.pulseSilent(t)
+		case *letter:
+			m.letterDue(t)
+		case *withdrawal:
+			m.forgetWithdrawn(t)
 		}
 	}
 }
@@ -248,4 +294,9 @@ func (m *machine) onShutdown() {
 	m.beats.stop(m)
 	m.shutdownConsumer()
 	m.shutdownProducer()
+	for _, x := range m.letters.byName {
+		for _, l := range x.letters {
+			m.dropLetter(l)
+		}
+	}
 }

@@ -38,7 +38,13 @@ type producer struct {
 
 	notes     index[matchKey, note]
 	noteOrder list.List // of *note, oldest first
-	notices   int       // PUSH_FAIL that wait for a handshake
+
+	prefills map[kv.RequestID]*prefill // that have not ended
+	expected index[matchKey, prefill]  // the same
+
+	withdrawn      map[matchKey]*withdrawal
+	withdrawnOrder list.List     // of *withdrawal, oldest first
+	newestLease    kv.Generation // that was taken
 }
 
 func (p *producer) init() {
@@ -52,11 +58,15 @@ func (p *producer) init() {
 	p.transfers = make(map[agent.TransferID]*push)
 	p.busyTimer.Value = &busyTimer{}
 	p.notes = newIndex[matchKey, note]()
+	p.prefills = make(map[kv.RequestID]*prefill)
+	p.expected = newIndex[matchKey, prefill]()
+	p.withdrawn = make(map[matchKey]*withdrawal)
 }
 
 // note remembers a request that ended without KV for anybody, for the registration that comes too
 // late. One registration takes it; so does a new request of the same base id.
 type note struct {
+	phase  connector.Phase
 	reason string
 	nodes  []*node[matchKey, note]
 	elem   *list.Element
@@ -64,7 +74,7 @@ type note struct {
 }
 
 // remember keeps a note of an ended request.
-func (m *machine) remember(now time.Time, i identity, reason string) {
+func (m *machine) remember(now time.Time, i identity, phase connector.Phase, reason string) {
 	p := &m.producer
 	if p.noteOrder.Len() >= maxNotes {
 		oldest := p.noteOrder.Front().Value.(*note)
@@ -72,7 +82,7 @@ func (m *machine) remember(now time.Time, i identity, reason string) {
 		p.forgetNote(oldest)
 	}
 	i.hasDigest = false // a dropped request has no prompt to compare
-	n := &note{reason: reason}
+	n := &note{phase: phase, reason: reason}
 	n.expiry.Value = n
 	for _, key := range i.endedKeys() {
 		n.nodes = append(n.nodes, p.notes.add(key, n))
@@ -98,7 +108,7 @@ func (p *producer) forgetNote(n *note) {
 	p.noteOrder.Remove(n.elem)
 }
 
-// startPrefill learns that a request is being computed: notes of an earlier one of the same base
+// startPrefill learns that a request is there: notes of an earlier one of the same base
 // id, which only a retry without transfer id can have, would be wrong from now on.
 func (m *machine) startPrefill(id kv.RequestID) {
 	key := matchKey{kind: byBase, bare: true, id: string(id.Base())}
@@ -111,45 +121,43 @@ func (m *machine) startPrefill(id kv.RequestID) {
 // dropRequest tells whoever waits for a request that it will not come, or remembers it for who
 // registers later.
 func (m *machine) dropRequest(now time.Time, d connector.DroppedRequest) {
+	m.producer.endPrefill(d.ID)
 	i := identity{transfer: d.TransferID, id: d.ID}
 	for _, key := range i.ended() {
 		if r := m.producer.waiting.find(key); r != nil {
 			m.removeRegistration(r)
 			m.dropRegistration(r, "its request has ended: "+d.Reason)
-			m.sendFailure(r)
+			m.sendFailure(r, connector.PhasePrefill, d.Reason)
 			return
 		}
 	}
-	m.remember(now, i, d.Reason)
-}
-
-// notice is a PUSH_FAIL that waits for the connection to its D.
-type notice struct {
-	reg *registration
+	m.remember(now, i, connector.PhasePrefill, d.Reason)
 }
 
 // sendFailure tells D that its registration will not be served, if D announces that it understands.
 // Whether it does is in its metadata, so that D must be connected; a stock registration is not
 // worth a handshake.
-func (m *machine) sendFailure(r *registration) {
-	if r.reg.Extension == nil || r.sender.gone || m.closing || m.producer.notices >= maxNotices {
+func (m *machine) sendFailure(r *registration, phase connector.Phase, reason string) {
+	if r.reg.Extension == nil || r.sender.gone {
 		return
 	}
-	m.producer.notices++
-	m.need(decodeAddr(r.reg), waiter{notice: &notice{r}})
-}
-
-func (m *machine) noticeConnected(n *notice, p *remote) {
-	m.producer.notices--
-	if !p.pushFail || p.name() != n.reg.sender.name {
-		return
-	}
-	msg, err := wire.AppendPushFail(nil, wire.PushFail{ID: n.reg.key.id, TP: m.cfg.TP})
-	if err != nil {
-		return
-	}
-	m.do(notify{p.engine, p.agent.ID, "PUSH_FAIL", msg})
-	m.stats.FailuresSent++
+	m.whenConnected(decodeAddr(r.reg), r.sender.name, func(p *remote) {
+		switch {
+		case p.control:
+			m.send(p, "failure", 0, func(seq uint64) wire.Notification {
+				return &wire.Failed{Seq: seq, RegistrationRef: refOf(r.key.id, r.generation()), Phase: string(phase), Reason: wire.BoundReason(reason)}
+			})
+		case p.pushFail:
+			msg, err := wire.AppendPushFail(nil, wire.PushFail{ID: r.key.id, TP: m.cfg.TP})
+			if err != nil {
+				return
+			}
+			m.do(notify{p.engine, p.agent.ID, "PUSH_FAIL", msg})
+		default:
+			return
+		}
+		m.stats.FailuresSent++
+	})
 }
 
 // shutdownProducer drops what waits, gives back blocks that nothing reads, and cancels transfers.
@@ -164,6 +172,10 @@ func (m *machine) shutdownProducer() {
 		n := p.noteOrder.Front().Value.(*note)
 		m.timers.Remove(&n.expiry)
 		p.forgetNote(n)
+	}
+	p.forgetPrefills()
+	for p.withdrawnOrder.Len() > 0 {
+		m.forgetWithdrawn(p.withdrawnOrder.Front().Value.(*withdrawal))
 	}
 	m.timers.Remove(&p.busyTimer)
 	p.busy.Init()

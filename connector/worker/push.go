@@ -35,6 +35,10 @@ type push struct {
 	plan     geometry.Plan
 	transfer agent.TransferID
 	result   *agent.Result
+
+	unwanted string             // why D cancelled it; "" if it did not
+	acks     []uint64           // of cancels, to send once it has stopped
+	ackAddr  connector.PeerAddr // where to
 }
 
 // busyTimer is the one item for transfers that the agent had no room for.
@@ -43,7 +47,7 @@ type busyTimer struct{}
 // pair joins blocks and registration and asks for D's engine.
 func (m *machine) pair(h *hold, r *registration, by matchKind) {
 	u := &push{serial: m.nextSerial(), hold: h, reg: r}
-	h.push = u
+	h.push, r.push = u, u
 	m.producer.pushes[u.serial] = u
 	m.emit(event.RegistrationMatched{Request: h.id, Remote: r.key.id, Peer: r.key.engine, By: by.String()})
 	m.stats.Matched++
@@ -109,6 +113,7 @@ func (m *machine) completion(u *push) []byte {
 func (m *machine) completeEmpty(u *push) {
 	h := u.hold
 	m.do(notify{u.remote.engine, u.remote.agent.ID, "completion", m.completion(u)})
+	u.reg.sender.sent.fresh(uint64(u.reg.generation()))
 	m.endPush(u)
 	m.endHold(h, "", "", "sent")
 }
@@ -158,15 +163,17 @@ func (m *machine) onPosted(now time.Time, in posted) {
 		m.queue(now, u)
 	case in.err != nil:
 		m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
-		m.failPush(u, in.err)
+		m.failPush(u, connector.PhaseTransfer, in.err)
 		m.retryBusy()
 	default:
 		u.state, u.transfer = writing, in.transfer
 		m.producer.transfers[in.transfer] = u
 		m.emit(event.TransferPosted{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: len(u.plan.Local), Bytes: u.plan.Bytes})
 		m.stats.TransfersPosted++
-		if m.closing {
+		if m.closing || u.unwanted != "" {
 			m.do(cancel{in.transfer})
+		}
+		if m.closing {
 			return
 		}
 		m.retryBusy()
@@ -176,8 +183,12 @@ func (m *machine) onPosted(now time.Time, in posted) {
 // queue keeps a WRITE that the agent had no room for, first in line. Room comes with a Stopped; when
 // none of ours is owed, a short timer looks again.
 func (m *machine) queue(now time.Time, u *push) {
-	if u.hold.expired || m.closing {
-		m.failPush(u, errors.New("the lease ended while the agent was busy"))
+	switch {
+	case u.unwanted != "":
+		m.failPush(u, connector.PhaseCancel, errors.New(u.unwanted))
+		return
+	case u.hold.expired || m.closing:
+		m.failPush(u, connector.PhaseLease, errors.New("the lease ended while the agent was busy"))
 		return
 	}
 	u.state = queued
@@ -219,8 +230,17 @@ func (m *machine) onResult(res agent.Result) {
 	}
 	m.stats.TransfersFailed++
 	m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
-	if res.Outcome != agent.OutcomePeerLost && res.Outcome != agent.OutcomeClosed {
-		m.sendFailure(u.reg)
+	if u.remote.control {
+		m.tellFailed(u)
+	}
+}
+
+// tellFailed tells D of a WRITE that did not end well, if it does not know. A D that cannot be told
+// to wait for the end (PUSH_FAIL) is told at Stopped.
+func (m *machine) tellFailed(u *push) {
+	res := u.result
+	if u.unwanted == "" && res != nil && res.Outcome != agent.OutcomePeerLost && res.Outcome != agent.OutcomeClosed {
+		m.sendFailure(u.reg, connector.PhaseTransfer, "the write failed: "+resultError(*res).Error())
 	}
 }
 
@@ -237,8 +257,14 @@ func (m *machine) onStopped(now time.Time, s agent.Stopped) {
 	case u.result == nil:
 		m.endHold(h, connector.PhaseTransfer, "the agent gave no result", "failed")
 	case u.result.Outcome == agent.OutcomeDone:
+		u.reg.sender.sent.fresh(uint64(u.reg.generation()))
 		m.endHold(h, "", "", "sent")
+	case u.unwanted != "":
+		m.endHold(h, connector.PhaseCancel, u.unwanted, "cancelled")
 	default:
+		if !u.remote.control {
+			m.tellFailed(u)
+		}
 		m.endHold(h, connector.PhaseTransfer, resultError(*u.result).Error(), "failed")
 	}
 	m.endPush(u)
@@ -253,12 +279,14 @@ func resultError(r agent.Result) error {
 }
 
 // failPush ends a push of which nothing was started: the blocks are given back and D is told.
-func (m *machine) failPush(u *push, err error) {
+func (m *machine) failPush(u *push, phase connector.Phase, err error) {
 	h, r := u.hold, u.reg
 	m.stats.TransfersFailed++
-	m.endHold(h, connector.PhaseTransfer, err.Error(), "failed")
+	m.endHold(h, phase, err.Error(), "failed")
 	m.endPush(u)
-	m.sendFailure(r)
+	if u.unwanted == "" {
+		m.sendFailure(r, phase, err.Error())
+	}
 }
 
 // endPush parts blocks and registration. Whoever has the blocks decides what becomes of them.
@@ -267,7 +295,12 @@ func (m *machine) endPush(u *push) {
 	if u.remote != nil {
 		m.do(unpin{u.remote})
 	}
-	u.hold.push = nil
+	u.hold.push, u.reg.push = nil, nil
+	u.reg.sender.forget(u.reg)
+	for _, seq := range u.acks {
+		m.ack(u.reg.sender.name, u.ackAddr, seq)
+	}
+	u.acks = nil
 }
 
 // pushesInOrder is the pairs, oldest first.

@@ -34,6 +34,7 @@ type registration struct {
 	inAll   *list.Element                   // of producer.waiting
 	inOwn   *list.Element                   // of sender.waiting
 	waiting bool
+	push    *push // paired
 }
 
 // generation is 0 for a stock D, which has none.
@@ -42,6 +43,14 @@ func (r *registration) generation() kv.Generation {
 		return 0
 	}
 	return r.reg.Extension.Generation
+}
+
+// lease is the generation that the hand-off parameters told D; 0 if they did not.
+func (r *registration) lease() kv.Generation {
+	if r.reg.Extension == nil {
+		return 0
+	}
+	return r.reg.Extension.Lease
 }
 
 func (r *registration) blocks() int { return r.reg.LocalBlockIDs.Len() }
@@ -63,7 +72,14 @@ func (m *machine) onRegistration(now time.Time, from agent.Name, p *wire.PushReg
 	r.sender = s
 	if !s.fresh(r) {
 		m.dropRegistration(r, "duplicate")
+		m.acknowledge(r)
 		return
+	}
+	if g := r.generation(); g != 0 {
+		s.active[g] = r
+	}
+	if f := m.producer.expect(r.identity); f != nil {
+		f.cancelled = "" // D wants it again
 	}
 	if old := m.producer.registrations[r.key]; old != nil {
 		m.removeRegistration(old)
@@ -82,16 +98,22 @@ func (m *machine) onRegistration(now time.Time, from agent.Name, p *wire.PushReg
 		}
 		m.unfile(h)
 		m.pair(h, r, key.kind)
+		m.acknowledge(r)
+		return
+	}
+	if lease := r.lease(); lease != 0 && lease <= m.producer.newestLease {
+		m.refuse(r, fmt.Sprintf("lease %d of its hand-off parameters has ended or was used", lease))
 		return
 	}
 	if n := m.producer.recall(r.identity); n != nil {
 		m.timers.Remove(&n.expiry)
 		m.producer.forgetNote(n)
 		m.dropRegistration(r, "its request has ended: "+n.reason)
-		m.sendFailure(r)
+		m.sendFailure(r, n.phase, n.reason)
 		return
 	}
 	m.wait(now, r)
+	m.acknowledge(r)
 }
 
 // offer looks for a registration of a hold without one, else files it. Registrations that can never
@@ -117,6 +139,8 @@ func (m *machine) offer(now time.Time, h *hold) {
 func (m *machine) unfit(h *hold, r *registration) string {
 	x := r.reg.Extension
 	switch {
+	case x != nil && x.Lease != 0 && x.Lease != h.gen:
+		return fmt.Sprintf("lease %d of its hand-off parameters has ended; the request's lease is %d", x.Lease, h.gen)
 	case r.identity.hasDigest && r.identity.digest != h.identity.digest:
 		return "the prompts differ"
 	case x != nil && x.StartToken+x.NumTokens != h.have.NumTokens:
@@ -133,7 +157,7 @@ func (m *machine) unfit(h *hold, r *registration) string {
 func (m *machine) refuse(r *registration, reason string) {
 	m.stats.RegistrationsRefused++
 	m.dropRegistration(r, reason)
-	m.sendFailure(r)
+	m.sendFailure(r, connector.PhaseRegistration, reason)
 }
 
 // wait files a registration, within the bounds of its sender and of all senders.
@@ -158,14 +182,16 @@ func (m *machine) wait(now time.Time, r *registration) {
 
 func (m *machine) overflow(r *registration) {
 	m.removeRegistration(r)
-	m.dropRegistration(r, "overflow: too many registrations wait")
-	m.sendFailure(r)
+	const reason = "overflow: too many registrations wait"
+	m.dropRegistration(r, reason)
+	m.sendFailure(r, connector.PhaseLimit, reason)
 }
 
 func (m *machine) registrationExpired(r *registration) {
 	m.removeRegistration(r)
-	m.dropRegistration(r, fmt.Sprintf("expired: no prefill of it within %v", m.timeout()))
-	m.sendFailure(r)
+	reason := fmt.Sprintf("expired: no prefill of it within %v", m.timeout())
+	m.dropRegistration(r, reason)
+	m.sendFailure(r, connector.PhasePrefill, reason)
 }
 
 // removeRegistration takes a waiting registration out of all tables.
@@ -189,5 +215,8 @@ func (m *machine) removeRegistration(r *registration) {
 
 func (m *machine) dropRegistration(r *registration, reason string) {
 	m.stats.RegistrationsDropped++
+	if r.sender != nil {
+		r.sender.forget(r)
+	}
 	m.emit(event.RegistrationDropped{Request: r.key.id, Peer: r.key.engine, Reason: reason})
 }

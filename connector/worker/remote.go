@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvferry/kvferry/agent"
@@ -15,11 +16,13 @@ import (
 // change; the machine forgets it when another generation comes or its agent is lost.
 type remote struct {
 	engine   kv.EngineID
+	addr     connector.PeerAddr // by which it was reached
 	gen      kv.Generation
 	agent    agent.Peer
 	layout   geometry.Layout
 	stock    bool  // no kvferry
 	pushFail bool  // understands PUSH_FAIL
+	control  bool  // understands control messages
 	err      error // why no KV can be moved between it and us; nil if it can
 }
 
@@ -33,7 +36,7 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 		}
 		m.forgetRemote(r)
 	}
-	r := &remote{engine: c.Engine, gen: c.Gen}
+	r := &remote{engine: c.Engine, gen: c.Gen, addr: addr}
 	rank, ok := c.Rank(m.cfg.Rank)
 	if !ok {
 		r.err = fmt.Errorf("engine %q has no rank PP %d, TP %d", c.Engine, m.cfg.Rank.PP, m.cfg.Rank.TP)
@@ -42,6 +45,7 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 	r.agent = rank.Agent
 	r.stock = rank.Meta.Extension == nil
 	r.pushFail = rank.Meta.Extension.Has(PushFailCapability)
+	r.control = rank.Meta.Extension.Has(wire.ControlCapability)
 	r.layout, r.err = geometry.FromMetadata(rank.Meta, addr.TP, addr.PP)
 	if r.err == nil {
 		r.err = geometry.Check(m.cfg.Layout, r.layout, r.stock)
@@ -53,12 +57,25 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 		}
 	}
 	m.remotes[c.Engine] = r
+	m.named[r.name()] = r
 	return r
+}
+
+// restarted ends what waits for an earlier incarnation of an engine, whose agent the peer table has
+// removed without a word to us.
+func (m *machine) restarted(old *remote) {
+	m.receivesLost(old.name(), errors.New("the engine has restarted"))
+	m.senderLost(m.now, old.name(), "its decode engine has restarted")
+	m.quarantinesLost(agent.PeerLost{Peer: old.agent.ID})
+	m.forgetCorrespondent(old.name())
 }
 
 // forgetRemote drops what was computed for a generation. Work under way keeps its own pointer.
 func (m *machine) forgetRemote(r *remote) {
 	delete(m.remotes, r.engine)
+	if m.named[r.name()] == r {
+		delete(m.named, r.name())
+	}
 	m.do(forget{r.agent.ID})
 }
 
@@ -94,6 +111,7 @@ func (m *machine) pushReg(r *receive, g agent.GrantID) *wire.PushReg {
 		NumTokens:    r.reg.NumTokens - r.reg.StartToken,
 		PromptDigest: r.reg.Digest,
 		Generation:   r.gen,
+		Lease:        r.reg.Lease,
 	}
 	return p
 }

@@ -24,12 +24,16 @@ import (
 //	at t=5                                 let time pass
 //	meta register=d1 blocks=1,2 start=0 tokens=8 transfer=x digest=1 peer=Q
 //	meta finish=p1 blocks=4,5 tokens=8 transfer=x digest=1 lease=30
+//	meta queue=p1 transfer=x digest=1 | withdraw=d1 transfer=x remote=R peer=Q
 //	meta process=p1 | drop=p1 transfer=x | cancel=d1 | beat=d1,x peer=Q | beat=none
 //	connected Q gen=1 [stock] [size=8] [agent=q.0]   connect-failed Q
 //	granted receive=1 [err]     register-failed receive=1
 //	posted push=1 transfer=1 | busy | err            result transfer=1 outcome=done   stopped transfer=1
 //	notify from=q.0 registration=d1 blocks=7,8 start=0 tokens=8 transfer=x digest=1 gen=1 [stock] [tp=2] [engine=Q]
 //	notify from=q.0 completion=d1 n=1 [bytes=128]    notify from=q.0 fail=d1   notify from=q.0 beat=p1,x
+//	notify from=q.0 alive=(x,y) refs=(d1:1) seq=4          a beat, with registrations and their generations
+//	notify from=q.0 state=running id=d1 gen=1 seq=4        notify from=q.0 cancel=d1 gen=1 seq=5 [transfer=x] [remote=R]
+//	notify from=q.0 failed=d1 gen=1 phase=lease seq=5      notify from=q.0 ack=5
 //	notify from=q.0 raw=text    lost agent=q.0 [inbound]    shutdown
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
@@ -119,11 +123,21 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 		var m connector.StepMeta
 		if id, ok := arg(d, "register"); ok {
 			m.Registrations = []connector.Registration{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Blocks: argBlocks(t, d),
-				StartToken: argInt(t, d, "start", 0), NumTokens: argInt(t, d, "tokens", 0), Digest: digest, Peer: addrOf(engine)}}
+				StartToken: argInt(t, d, "start", 0), NumTokens: argInt(t, d, "tokens", 0), Digest: digest, Peer: addrOf(engine),
+				Lease: kv.Generation(argInt(t, d, "lease", 0))}}
 		}
 		if id, ok := arg(d, "finish"); ok {
 			m.Finished = []connector.FinishedBlocks{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Blocks: argBlocks(t, d),
-				NumTokens: argInt(t, d, "tokens", 0), Lease: time.Duration(argInt(t, d, "lease", 30)) * time.Second, Digest: digest}}
+				NumTokens: argInt(t, d, "tokens", 0), Lease: time.Duration(argInt(t, d, "lease", 30)) * time.Second, Digest: digest,
+				Generation: kv.Generation(argInt(t, d, "generation", 0))}}
+		}
+		if id, ok := arg(d, "queue"); ok {
+			m.Queued = []connector.QueuedRequest{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Digest: digest}}
+		}
+		if id, ok := arg(d, "withdraw"); ok {
+			remote, _ := arg(d, "remote")
+			m.Withdrawn = []connector.Withdrawal{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Remote: kv.RequestID(remote),
+				Digest: digest, Peer: addrOf(engine), Reason: "aborted"}}
 		}
 		if id, ok := arg(d, "process"); ok {
 			m.Processing = argIDs(id)
@@ -193,6 +207,9 @@ func (s *scenario) connected(t *testing.T, d *datadriven.TestData) *peer.Connect
 	if _, stock := arg(d, "stock"); stock {
 		r.Meta.Extension = nil
 	}
+	if _, old := arg(d, "nocontrol"); old {
+		r.Meta.Extension.Capabilities = []string{PushFailCapability}
+	}
 	c.Gen = kv.Generation(argInt(t, d, "gen", 1))
 	r.Agent.ID.Gen = c.Gen
 	return c
@@ -222,7 +239,8 @@ func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
 		if _, stock := arg(d, "stock"); !stock {
 			start := argInt(t, d, "start", 0)
 			p.Extension = &wire.PushRegExtension{Grant: [16]byte{9}, StartToken: start, NumTokens: argInt(t, d, "tokens", 0) - start,
-				PromptDigest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Generation: kv.Generation(argInt(t, d, "gen", 1))}
+				PromptDigest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Generation: kv.Generation(argInt(t, d, "gen", 1)),
+				Lease: kv.Generation(argInt(t, d, "lease", 0))}
 		}
 		n.Msg, err = wire.AppendPushReg(nil, p)
 	} else if id, ok := arg(d, "completion"); ok {
@@ -234,6 +252,8 @@ func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
 		n.Msg, err = wire.AppendPushFail(nil, wire.PushFail{ID: kv.RequestID(id), TP: 1})
 	} else if ids, ok := arg(d, "beat"); ok {
 		n.Msg, err = wire.AppendHeartbeat(nil, argIDs(ids))
+	} else if c := s.controlMessage(t, d, engine); c != nil {
+		n.Msg, err = wire.AppendControl(nil, c)
 	} else if raw, ok := arg(d, "raw"); ok {
 		n.Msg = []byte(raw)
 	}
@@ -241,6 +261,43 @@ func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
 		d.Fatalf(t, "%v", err)
 	}
 	return notification{n}
+}
+
+func (s *scenario) controlMessage(t *testing.T, d *datadriven.TestData, engine string) wire.Notification {
+	seq, gen := uint64(argInt(t, d, "seq", 0)), kv.Generation(argInt(t, d, "gen", 0))
+	us := wire.Sender{Engine: kv.EngineID(engine), Host: strings.ToLower(engine), Port: 5600, TP: 1}
+	if names, ok := arg(d, "alive"); ok {
+		b := &wire.Beat{Seq: seq, From: us, Names: argIDs(names)}
+		if refs, ok := arg(d, "refs"); ok {
+			for _, ref := range argIDs(refs) {
+				id, g, _ := strings.Cut(string(ref), ":")
+				n, err := strconv.Atoi(g)
+				if err != nil {
+					d.Fatalf(t, "refs: %v", err)
+				}
+				b.Registrations = append(b.Registrations, refOf(kv.RequestID(id), kv.Generation(n)))
+			}
+		}
+		return b
+	}
+	if state, ok := arg(d, "state"); ok {
+		id, _ := arg(d, "id")
+		return &wire.States{Seq: seq, Answers: []wire.StateAnswer{{RegistrationRef: refOf(kv.RequestID(id), gen), State: wire.RequestState(state)}}}
+	}
+	if id, ok := arg(d, "cancel"); ok {
+		transfer, _ := arg(d, "transfer")
+		remote, _ := arg(d, "remote")
+		return &wire.Cancel{Seq: seq, From: us, ID: kv.RequestID(id), Generation: gen, TransferID: kv.TransferID(transfer),
+			RemoteID: kv.RequestID(remote), Digest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Reason: "aborted"}
+	}
+	if id, ok := arg(d, "failed"); ok {
+		phase, _ := arg(d, "phase")
+		return &wire.Failed{Seq: seq, RegistrationRef: refOf(kv.RequestID(id), gen), Phase: phase, Reason: "so it is"}
+	}
+	if _, ok := arg(d, "ack"); ok {
+		return &wire.Ack{Seq: uint64(argInt(t, d, "ack", 0))}
+	}
+	return nil
 }
 
 // show prints an action.
@@ -282,6 +339,8 @@ func show(a action) string {
 			return fmt.Sprintf("REPORT received %s: %+v", a.ID, a.Transfer)
 		}
 		return fmt.Sprintf("REPORT not received %s (%s): %s", a.ID, a.Err.Phase, a.Err.Reason)
+	case reportProgress:
+		return fmt.Sprintf("REPORT progress %s", a.id)
 	case emit:
 		return "event " + showEvent(a.Event)
 	}
@@ -305,6 +364,18 @@ func showMsg(b []byte) string {
 	if err != nil {
 		return err.Error()
 	}
+	switch n := n.(type) {
+	case *wire.Beat:
+		return fmt.Sprintf("BEAT %d of %s: %v registrations %v", n.Seq, n.From.Engine, n.Names, n.Registrations)
+	case *wire.States:
+		return fmt.Sprintf("STATES for %d: %v", n.Seq, n.Answers)
+	case *wire.Cancel:
+		return fmt.Sprintf("CANCEL %d %s generation %d transfer=%q remote=%q: %s", n.Seq, n.ID, n.Generation, n.TransferID, n.RemoteID, n.Reason)
+	case *wire.Failed:
+		return fmt.Sprintf("FAILED %d %s generation %d (%s): %s", n.Seq, n.ID, n.Generation, n.Phase, n.Reason)
+	case *wire.Ack:
+		return fmt.Sprintf("ACK %d", n.Seq)
+	}
 	p, ok := n.(*wire.PushReg)
 	if !ok {
 		return string(b)
@@ -312,6 +383,9 @@ func showMsg(b []byte) string {
 	s := fmt.Sprintf("PUSH_REG %s transfer=%q of %s at %s:%d blocks %v", p.RequestID, p.TransferID, p.DecodeEngineID, p.DecodeHost, p.DecodePort, p.LocalBlockIDs)
 	if x := p.Extension; x != nil {
 		s += fmt.Sprintf(" grant %d from token %d, %d tokens, prompt %d, generation %d", x.Grant[0], x.StartToken, x.NumTokens, x.PromptDigest[0], x.Generation)
+		if x.Lease != 0 {
+			s += fmt.Sprintf(", lease %d", x.Lease)
+		}
 	}
 	return s
 }

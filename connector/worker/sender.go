@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/kv"
 )
 
 // sender is one D agent: its waiting registrations and those that it has sent before.
@@ -14,6 +15,9 @@ type sender struct {
 	waiting list.List // of *registration, oldest first
 	blocks  int       // in waiting
 	gone    bool
+
+	active map[kv.Generation]*registration // that have not ended: waiting or paired
+	sent   replayGuard                     // generations that were written whole
 
 	replay replayGuard         // by generation
 	stock  map[uint64]struct{} // hashes of ids without generation, the last stockMemory of them
@@ -56,7 +60,7 @@ func (p *producer) senderOf(name agent.Name) *sender {
 	}
 	if len(p.senders) >= maxSenders {
 		for _, s := range p.senders {
-			if s.waiting.Len() == 0 {
+			if s.waiting.Len() == 0 && len(s.active) == 0 {
 				delete(p.senders, s.name)
 				break
 			}
@@ -65,14 +69,14 @@ func (p *producer) senderOf(name agent.Name) *sender {
 			return nil
 		}
 	}
-	s := &sender{name: name}
+	s := &sender{name: name, active: make(map[kv.Generation]*registration)}
 	p.senders[name] = s
 	return s
 }
 
 // senderLost drops what a D agent that is gone had registered. Blocks that were paired with it and
 // are not being written wait for their lease, or for another registration.
-func (m *machine) senderLost(now time.Time, name agent.Name) {
+func (m *machine) senderLost(now time.Time, name agent.Name, reason string) {
 	s := m.producer.senders[name]
 	if s == nil {
 		return
@@ -82,16 +86,23 @@ func (m *machine) senderLost(now time.Time, name agent.Name) {
 	for s.waiting.Len() > 0 {
 		r := s.waiting.Front().Value.(*registration)
 		m.removeRegistration(r)
-		m.dropRegistration(r, "its decode engine is gone")
+		m.dropRegistration(r, reason)
 	}
 	for _, u := range m.producer.pushesInOrder() {
 		if u.reg.sender != s || u.state == writing || u.state == posting {
 			continue
 		}
 		h := u.hold
-		m.dropRegistration(u.reg, "its decode engine is gone")
+		m.dropRegistration(u.reg, reason)
 		m.endPush(u)
 		m.offer(now, h)
+	}
+}
+
+// forget drops a registration that has ended.
+func (s *sender) forget(r *registration) {
+	if s.active[r.generation()] == r {
+		delete(s.active, r.generation())
 	}
 }
 
@@ -118,4 +129,9 @@ func (w *replayGuard) fresh(g uint64) bool {
 	}
 	w.seen[g%replayWindow/64] |= 1 << (g % 64)
 	return true
+}
+
+// has reports whether g was remembered, as far back as the window goes.
+func (w *replayGuard) has(g uint64) bool {
+	return g != 0 && g <= w.newest && w.newest-g < replayWindow && w.seen[g%replayWindow/64]&(1<<(g%64)) != 0
 }

@@ -6,7 +6,12 @@ type Stats struct {
 	RegistrationsSent uint64
 	Received          uint64 // receives with all KV in place
 	ReceivesFailed    uint64
-	HeartbeatsSent    uint64 // messages
+	HeartbeatsSent    uint64 // messages, beats included
+
+	RegistrationsRepeated uint64 // P had not acknowledged them
+	CancelsSent           uint64
+	PeersSilent           uint64 // receives that failed because nothing was heard of P
+	Quarantines           uint64 // receives whose blocks had to wait for P's word
 
 	// P
 	RegistrationsReceived uint64
@@ -19,26 +24,38 @@ type Stats struct {
 	BytesSent             uint64
 	LeasesTaken           uint64
 	LeasesExpired         uint64
-	FailuresSent          uint64 // PUSH_FAIL
+	FailuresSent          uint64 // PUSH_FAIL or the control message
+	CancelsReceived       uint64
+	StatesSent            uint64 // messages
 
 	// Both
 	Wakeups             uint64 // of the writer
 	Ignored             uint64 // notifications nobody waits for, or that cannot be read
 	NotificationsFailed uint64
+	LettersLost         uint64 // cancels and failures that were never acknowledged
 
 	// Now
-	Receiving     int // D: registrations without an end
-	Held          int // P: finished requests under a lease
-	Waiting       int // P: registrations that wait for blocks
-	WaitingBlocks int // block ids in them
-	InFlight      int // P: transfers that have not stopped
-	Senders       int // P: D agents remembered
-	Notes         int // P: ended requests remembered
+	Receiving         int // D: registrations without an end
+	Quarantined       int // D: ended ones whose blocks P may still write
+	QuarantinedBlocks int // D: blocks of them
+	Letters           int // cancels and failures that wait for an acknowledgement
+	Prefills          int // P: requests that have not ended
+	Held              int // P: finished requests under a lease
+	Waiting           int // P: registrations that wait for blocks
+	WaitingBlocks     int // block ids in them
+	InFlight          int // P: transfers that have not stopped
+	Senders           int // P: D agents remembered
+	Notes             int // P: ended requests remembered
 }
 
 func (m *machine) snapshot() Stats {
 	s := m.stats
-	s.Receiving = len(m.consumer.receives)
+	s.Receiving = len(m.consumer.receives) - m.consumer.quarantined
+	s.Quarantined, s.QuarantinedBlocks = m.consumer.quarantined, m.consumer.quarantinedBlocks
+	for _, x := range m.letters.byName {
+		s.Letters += len(x.letters)
+	}
+	s.Prefills = len(m.producer.prefills)
 	s.Held = len(m.producer.holds)
 	s.Waiting = m.producer.order.Len()
 	s.WaitingBlocks = m.producer.ids

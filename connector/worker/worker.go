@@ -53,15 +53,17 @@ func New(cfg Config) (*Worker, error) {
 		machine: newMachine(cfg),
 		local:   local,
 		lists:   make(map[agent.PeerID]agent.ListID),
+		told:    make(map[kv.RequestID]struct{}),
 		out:     connector.WorkerOutput{Rank: cfg.Rank},
 	}
+	x.machine.irrevocable = !cfg.Agent.Capabilities().Revocable
 	go x.run()
 	return w, nil
 }
 
 // Submit hands over what the ledger wants done. It never waits for the writer: entries queue in
 // order. What needs an answer is bounded by the ledger, which keeps a request until it has one. What
-// needs none, Processing and Dropped, is left out while more than maxInbox entries wait; the D
+// needs none (Queued, Processing, Dropped, Withdrawn) is left out while more than maxInbox entries wait; the D
 // engines that would have been told then wait for their own watchdogs. After Close it does nothing.
 func (w *Worker) Submit(meta connector.StepMeta) {
 	w.mail.Lock()
@@ -70,9 +72,11 @@ func (w *Worker) Submit(meta connector.StepMeta) {
 		return
 	}
 	if w.mail.waiting >= maxInbox {
-		meta.Processing, meta.Dropped = nil, nil
+		w.mail.inputs = append(w.mail.inputs, leftOut{})
+		meta.Queued, meta.Processing, meta.Dropped, meta.Withdrawn = nil, nil, nil, nil
 	}
-	w.mail.waiting += len(meta.Registrations) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) + len(meta.Cancels) + 1
+	w.mail.waiting += len(meta.Registrations) + len(meta.Queued) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) +
+		len(meta.Cancels) + len(meta.Withdrawn) + 1
 	w.mail.inputs = append(w.mail.inputs, stepMeta{meta})
 	w.mail.Unlock()
 	w.ring()
@@ -141,6 +145,7 @@ type writer struct {
 	local   agent.ListID
 	lists   map[agent.PeerID]agent.ListID // of peers' memory, prepared at the first WRITE
 	out     connector.WorkerOutput        // not yet read
+	told    map[kv.RequestID]struct{}     // out.Progress
 	answers []input                       // of actions of the step under way
 	wakeups uint64
 }
@@ -163,7 +168,7 @@ func (x *writer) run() {
 			armed = at
 		}
 		var outputs chan connector.WorkerOutput
-		if len(x.out.Sent)+len(x.out.Recv) > 0 {
+		if len(x.out.Sent)+len(x.out.Recv)+len(x.out.Progress) > 0 {
 			outputs = x.w.outputs
 		}
 		select {
@@ -182,6 +187,7 @@ func (x *writer) run() {
 			x.step(tick{})
 		case outputs <- x.out:
 			x.out = connector.WorkerOutput{Rank: x.cfg.Rank}
+			clear(x.told)
 		}
 		x.wakeups++
 		x.publish()
@@ -279,6 +285,11 @@ func (x *writer) do(a action) {
 		x.out.Sent = append(x.out.Sent, a.SentReport)
 	case reportReceived:
 		x.out.Recv = append(x.out.Recv, a.ReceiveReport)
+	case reportProgress:
+		if _, twice := x.told[a.id]; !twice {
+			x.told[a.id] = struct{}{}
+			x.out.Progress = append(x.out.Progress, a.id)
+		}
 	case emit:
 		x.cfg.Events.Emit(a.Event)
 	}

@@ -1,0 +1,290 @@
+package worker
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// correspondent is one peer agent with which control messages are exchanged: what was sent and not
+// yet acknowledged, and what came. It goes with the agent.
+type correspondent struct {
+	name    agent.Name
+	seq     uint64 // of the last numbered message to it
+	letters map[uint64]*letter
+	seen    replayGuard // of its Cancels and Faileds
+}
+
+// letter is a Cancel or Failed under way. It is sent again with every heartbeat interval until it is
+// acknowledged, a bounded number of times; one that ends a quarantine as long as that lasts.
+type letter struct {
+	to      *correspondent
+	addr    connector.PeerAddr // of its engine
+	seq     uint64
+	what    string
+	msg     []byte
+	tries   int
+	receive uint64 // D: in quarantine until the acknowledgement; else 0
+	due     deadline.Item[any]
+}
+
+// correspondence is everybody that is written to.
+type correspondence struct {
+	byName map[agent.Name]*correspondent
+	seq    uint64 // the greatest that was given; a correspondent who comes again goes on from it
+}
+
+func (c *correspondence) init() { c.byName = make(map[agent.Name]*correspondent) }
+
+// of finds or makes the entry of an agent. There are as many as connected agents; beyond the bound
+// one without letters makes room.
+func (c *correspondence) of(name agent.Name) *correspondent {
+	if x := c.byName[name]; x != nil {
+		return x
+	}
+	if len(c.byName) >= maxSenders {
+		for _, x := range c.byName {
+			if len(x.letters) == 0 {
+				delete(c.byName, x.name)
+				break
+			}
+		}
+	}
+	x := &correspondent{name: name, seq: c.seq, letters: make(map[uint64]*letter)}
+	c.byName[name] = x
+	return x
+}
+
+// next numbers a message to a correspondent.
+func (c *correspondence) next(x *correspondent) uint64 {
+	x.seq++
+	c.seq = max(c.seq, x.seq)
+	return x.seq
+}
+
+// us is how peers reach our engine.
+func (m *machine) us() wire.Sender {
+	return wire.Sender{Engine: m.cfg.Engine, Host: m.cfg.Host, Port: m.cfg.Port, TP: m.cfg.TP}
+}
+
+// send writes a letter to a connected peer that understands control messages. The oldest letter
+// makes room when the peer acknowledges none.
+func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64) wire.Notification) {
+	x := m.letters.of(r.name())
+	seq := m.letters.next(x)
+	msg, err := wire.AppendControl(nil, build(seq))
+	if err != nil {
+		m.emitUnsent(r, what, err)
+		return
+	}
+	for len(x.letters) > 0 {
+		oldest := x.letters[slices.Min(slices.Collect(maps.Keys(x.letters)))]
+		if len(x.letters) < maxLetters && seq-oldest.seq < replayWindow || oldest.receive != 0 {
+			break
+		}
+		m.dropLetter(oldest)
+	}
+	l := &letter{to: x, addr: r.addr, seq: seq, what: what, msg: msg, receive: receive}
+	l.due.Value = l
+	x.letters[seq] = l
+	m.sendLetter(l, r)
+}
+
+func (m *machine) sendLetter(l *letter, r *remote) {
+	l.tries++
+	m.timers.Set(&l.due, m.now.Add(m.interval()))
+	m.do(notify{r.engine, r.agent.ID, l.what, l.msg})
+}
+
+// letterDue sends a letter again, or gives it up.
+func (m *machine) letterDue(l *letter) {
+	if l.receive == 0 && l.tries >= maxLetterTries {
+		m.stats.LettersLost++
+		m.dropLetter(l)
+		return
+	}
+	if r := m.named[l.to.name]; r != nil {
+		m.sendLetter(l, r)
+		return
+	}
+	if l.receive == 0 {
+		m.dropLetter(l)
+		return
+	}
+	// P's agent may still be able to write: connect again, to have its word that it does not.
+	m.timers.Set(&l.due, m.now.Add(m.interval()))
+	m.tell(l.addr, l.to.name, func(r *remote) {
+		if l.to.letters[l.seq] == l {
+			m.sendLetter(l, r)
+		}
+	})
+}
+
+func (m *machine) dropLetter(l *letter) {
+	m.timers.Remove(&l.due)
+	delete(l.to.letters, l.seq)
+}
+
+// forgetCorrespondent drops the letters to an agent that is gone, except those of quarantines that
+// last.
+func (m *machine) forgetCorrespondent(name agent.Name) {
+	x := m.letters.byName[name]
+	if x == nil {
+		return
+	}
+	for _, l := range x.letters {
+		if l.receive == 0 {
+			m.dropLetter(l)
+		}
+	}
+	if len(x.letters) == 0 {
+		delete(m.letters.byName, name)
+	}
+}
+
+func (m *machine) onAck(from agent.Name, seq uint64) {
+	x := m.letters.byName[from]
+	if x == nil || x.letters[seq] == nil {
+		return // a second one
+	}
+	l := x.letters[seq]
+	m.dropLetter(l)
+	if r := m.consumer.receives[l.receive]; r != nil && r.quarantined != nil {
+		m.endQuarantine(r, "the prefill engine confirmed that it does not write any more")
+	}
+}
+
+// notice is what a peer agent is to be told once its engine is connected.
+type notice struct {
+	to   agent.Name // nobody else is told
+	tell func(*remote)
+}
+
+// tell calls f when the engine at addr is connected and the agent is its, if it understands control
+// messages. Too many that wait for a handshake are not told: what they ask for they ask again, and
+// half of the room is for failures.
+func (m *machine) tell(addr connector.PeerAddr, to agent.Name, f func(*remote)) {
+	if m.notices >= maxNotices/2 {
+		return
+	}
+	m.whenConnected(addr, to, func(r *remote) {
+		if r.control {
+			f(r)
+		}
+	})
+}
+
+// whenConnected calls f when the engine at addr is connected and the agent is its.
+func (m *machine) whenConnected(addr connector.PeerAddr, to agent.Name, f func(*remote)) {
+	if m.closing || m.notices >= maxNotices {
+		return
+	}
+	if r := m.named[to]; r != nil && r.engine == addr.Engine {
+		addr = r.addr // one spelling of one place
+	}
+	m.notices++
+	m.need(addr, waiter{notice: &notice{to, f}})
+}
+
+func (m *machine) noticeConnected(n *notice, r *remote) {
+	m.notices--
+	if r.agent.ID.Gen != 0 && (n.to == "" || n.to == r.name()) && !m.closing {
+		n.tell(r)
+	}
+}
+
+// ack acknowledges a letter of D; its engine is where the letter says.
+func (m *machine) ack(from agent.Name, addr connector.PeerAddr, seq uint64) {
+	m.tell(addr, from, func(r *remote) { m.control(r, "acknowledgement", &wire.Ack{Seq: seq}) })
+}
+
+// control sends a message that is not repeated.
+func (m *machine) control(r *remote, what string, n wire.Notification) {
+	msg, err := wire.AppendControl(nil, n)
+	if err != nil {
+		m.emitUnsent(r, what, err)
+		return
+	}
+	m.do(notify{r.engine, r.agent.ID, what, msg})
+}
+
+// addrOfSender is where a D is that has sent a control message.
+func addrOfSender(s wire.Sender) connector.PeerAddr {
+	return connector.PeerAddr{Engine: s.Engine, Host: s.Host, Port: s.Port, TP: s.TP, PP: 1}
+}
+
+// onFailed ends a receive that P will not serve. P is told that we know.
+func (m *machine) onFailed(from agent.Name, f *wire.Failed) {
+	if r := m.named[from]; r != nil && r.control {
+		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq})
+	}
+	r := m.consumer.byWireID[f.ID]
+	if r == nil || r.gen != f.Generation || r.remote.name() != from || r.quarantined != nil {
+		m.ignore(from, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
+		return
+	}
+	reason := f.Reason
+	if reason == "" {
+		reason = "it gave no reason"
+	}
+	m.endFailed(r, failedPhase(f.Phase), "the prefill engine gave it up: "+reason, false)
+}
+
+// failedPhase takes P's word for a phase that we know.
+func failedPhase(p string) connector.Phase {
+	switch c := connector.Phase(p); c {
+	case connector.PhasePrefill, connector.PhaseLease, connector.PhaseRegistration, connector.PhaseHandshake, connector.PhaseLimit, connector.PhaseCancel:
+		return c
+	}
+	return connector.PhaseTransfer
+}
+
+// cancelAt tells P that a registration is not wanted any more. In quarantine its acknowledgement is
+// waited for.
+func (m *machine) cancelAt(r *receive, reason string, quarantine bool) {
+	p := m.named[r.remote.name()]
+	if p == nil {
+		p = r.remote
+	}
+	serial := uint64(0)
+	if quarantine {
+		serial = r.serial
+	}
+	m.send(p, "cancel", serial, func(seq uint64) wire.Notification {
+		return &wire.Cancel{Seq: seq, From: m.us(), ID: r.wireID, Generation: r.gen, TransferID: r.reg.TransferID,
+			Digest: r.reg.Digest, Reason: wire.BoundReason(reason)}
+	})
+	m.stats.CancelsSent++
+}
+
+// withdraw tells P that a request will never be registered.
+func (m *machine) withdraw(w connector.Withdrawal) {
+	m.tell(w.Peer, "", func(r *remote) {
+		m.send(r, "cancel", 0, func(seq uint64) wire.Notification {
+			return &wire.Cancel{Seq: seq, From: m.us(), ID: w.ID, TransferID: w.TransferID, RemoteID: w.Remote,
+				Digest: w.Digest, Reason: wire.BoundReason(w.Reason)}
+		})
+		m.stats.CancelsSent++
+	})
+}
+
+// interval is the time between two beats.
+func (m *machine) interval() time.Duration { return connector.HeartbeatInterval(m.cfg.Lease) }
+
+// lettersInOrder is the letters to an agent, oldest first.
+func (x *correspondent) lettersInOrder() []*letter {
+	return slices.SortedFunc(maps.Values(x.letters), func(a, b *letter) int { return cmp.Compare(a.seq, b.seq) })
+}
+
+// genOf is a registration's generation in a reference.
+func refOf(id kv.RequestID, gen kv.Generation) wire.RegistrationRef {
+	return wire.RegistrationRef{ID: id, Generation: gen}
+}

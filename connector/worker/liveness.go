@@ -1,0 +1,175 @@
+package worker
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// pulse is what D hears of one P agent that understands control messages, while something of it is
+// awaited. Whatever comes from the agent counts: an answer to a beat, a completion, a failure.
+type pulse struct {
+	name     agent.Name
+	receives map[uint64]*receive // registered and not ended; those in quarantine too
+	heard    time.Time
+	inbound  bool // it has reached us by a connection of its own, by which it writes
+	silence  deadline.Item[any]
+}
+
+// silenceBound is how long P may be silent.
+func (m *machine) silenceBound() time.Duration {
+	return time.Duration(m.cfg.SilentBeats) * m.interval()
+}
+
+// listen begins to wait for an agent's signs of life.
+func (m *machine) listen(r *receive) {
+	name := r.remote.name()
+	p := m.consumer.pulses[name]
+	if p == nil {
+		p = &pulse{name: name, receives: make(map[uint64]*receive), heard: m.now}
+		p.silence.Value = p
+		m.consumer.pulses[name] = p
+	}
+	p.receives[r.serial] = r
+	if _, runs := p.silence.At(); !runs && r.remote.control {
+		p.heard = m.now
+		m.timers.Set(&p.silence, m.now.Add(m.silenceBound()))
+	}
+}
+
+// unlisten ends the wait of one receive; the timer ends with the last that is not in quarantine.
+func (m *machine) unlisten(r *receive, forGood bool) {
+	if r.remote == nil {
+		return
+	}
+	p := m.consumer.pulses[r.remote.name()]
+	if p == nil || p.receives[r.serial] == nil {
+		return
+	}
+	if forGood {
+		delete(p.receives, r.serial)
+	}
+	for _, x := range p.receives {
+		if x.quarantined == nil {
+			return
+		}
+	}
+	m.timers.Remove(&p.silence)
+	if len(p.receives) == 0 {
+		delete(m.consumer.pulses, p.name)
+	}
+}
+
+// hear notes a sign of life.
+func (m *machine) hear(from agent.PeerID) {
+	p := m.consumer.pulses[from.Name]
+	if p == nil {
+		return
+	}
+	p.heard = m.now
+	if r := m.named[from.Name]; r == nil || r.agent.ID != from {
+		p.inbound = true
+	}
+	if _, runs := p.silence.At(); runs {
+		m.timers.Set(&p.silence, m.now.Add(m.silenceBound()))
+	}
+}
+
+// pulseSilent ends what waits for an agent that has been silent for too long. If this timer itself
+// comes late, it was we who did not run (stopped, or the machine slept), and what P said meanwhile
+// may lie unread: P gets one more beat.
+func (m *machine) pulseSilent(p *pulse) {
+	bound := m.silenceBound()
+	if late := m.now.Sub(p.heard) - bound; late >= m.interval() {
+		p.heard = m.now.Add(m.interval() - bound)
+		m.timers.Set(&p.silence, m.now.Add(m.interval()))
+		for _, r := range p.inOrder() {
+			if b := m.beats.byAddr[r.reg.Peer]; b != nil {
+				m.timers.Set(&b.due, m.now)
+			}
+		}
+		return
+	}
+	for _, r := range p.inOrder() {
+		if r.quarantined == nil {
+			m.stats.PeersSilent++
+			m.failReceive(r, connector.PhaseWait, fmt.Sprintf(
+				"nothing was heard of its prefill engine for %v (%d heartbeats): check that engine %q runs, is not stopped, and can reach %s:%d",
+				bound, m.cfg.SilentBeats, r.reg.Peer.Engine, m.cfg.Host, m.cfg.Port))
+		}
+	}
+}
+
+func (p *pulse) inOrder() []*receive {
+	return slices.SortedFunc(maps.Values(p.receives), func(a, b *receive) int { return cmp.Compare(a.serial, b.serial) })
+}
+
+// onStates takes P's answers about our registrations.
+func (m *machine) onStates(from agent.Name, s *wire.States) {
+	for _, a := range s.Answers {
+		r := m.consumer.byWireID[a.ID]
+		if r == nil || r.gen != a.Generation || r.remote.name() != from || r.quarantined != nil {
+			continue // it has ended since
+		}
+		m.onState(r, s.Seq, a.State)
+	}
+}
+
+// onState takes one answer. Answers may come late and in any order: what ends a receive must answer
+// a beat that was sent after what it contradicts.
+func (m *machine) onState(r *receive, seq uint64, state wire.RequestState) {
+	if state == wire.StateUnknown {
+		if r.acked && seq > r.ackedAt {
+			m.endFailed(r, connector.PhaseWait, fmt.Sprintf(
+				"engine %q forgot the request that it had acknowledged; it may have restarted", r.reg.Peer.Engine), false)
+		}
+		return
+	}
+	if !r.acked {
+		r.acked, r.ackedAt = true, m.letters.of(r.remote.name()).seq
+	}
+	changed := r.state != state
+	r.state = state
+	switch state {
+	case wire.StateUnmatched:
+		switch {
+		case changed:
+			r.unmatchedAt = m.now
+		case m.now.Sub(r.unmatchedAt) >= m.cfg.Lease:
+			m.failReceive(r, connector.PhasePrefill, fmt.Sprintf(
+				"engine %q lives, but no prefill request of it arrived there within %v: check that the router sends the prefill leg to the engine that it names to the decode leg",
+				r.reg.Peer.Engine, m.cfg.Lease))
+		}
+	case wire.StateQueued, wire.StateRunning, wire.StateWriting:
+		m.progress(r, changed)
+	case wire.StateFinished:
+		if changed { // an agent that never has room must not keep D for ever
+			m.progress(r, true)
+		}
+	case wire.StateSent:
+		switch {
+		case seq == 0:
+		case r.sentAtSeq == 0:
+			r.sentAtSeq = m.letters.of(r.remote.name()).seq
+		case seq > r.sentAtSeq:
+			m.endFailed(r, connector.PhaseTransfer, fmt.Sprintf("engine %q has written it, but its completion never came", r.reg.Peer.Engine), false)
+		}
+	}
+}
+
+// progress tells the ledger that P works on a request, now and then.
+func (m *machine) progress(r *receive, changed bool) {
+	if !changed && m.now.Sub(r.progressed) < m.timeout()/4 {
+		return
+	}
+	r.progressed = m.now
+	m.timers.Set(&r.silence, m.now.Add(m.timeout()+backstop))
+	m.do(reportProgress{r.reg.ID})
+}
