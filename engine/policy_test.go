@@ -140,25 +140,80 @@ func TestLogLineOfRecomputation(t *testing.T) {
 }
 
 // D's pool is full of loads that never come: whoever waits for their blocks gets them when the loads
-// have been silent for too long.
-func TestParkedLoadsFail(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.RegistrationTimeout = 8, time.Second })
-	var parked []*Stream
-	for i := range 2 {
-		_, decode := x.legs(fmt.Sprintf("parked%d", i), prompt(60, i), 2)
-		parked = append(parked, submit1(t, x.d, decode))
+// have been silent for too long, or have been in the way for too long although P may live.
+func TestParkedLoadsEnd(t *testing.T) {
+	for want, change := range map[connector.Phase]func(*Config){
+		connector.PhaseWait:  func(c *Config) { c.RegistrationTimeout, c.ParkTimeout = time.Second, time.Hour },
+		connector.PhaseLimit: func(c *Config) { c.ParkTimeout = time.Second },
+	} {
+		t.Run(string(want), func(t *testing.T) {
+			t.Parallel()
+			x := newPair(t, func(c *Config) {
+				c.NumBlocks = 8
+				change(c)
+			})
+			var parked []*Stream
+			for i := range 2 {
+				_, decode := x.legs(fmt.Sprintf("parked%d", i), prompt(60, i), 2)
+				parked = append(parked, submit1(t, x.d, decode))
+			}
+			p := prompt(110, 7)
+			own := submit1(t, x.d, Request{ID: "own", Prompt: p, MaxTokens: 3})
+			checkAnswer(t, "a request behind them", read(t, own), expect(t, p, 3, model.Sampling{}))
+			for _, s := range parked {
+				if a := read(t, s); a.Finish != connector.FinishError || a.Err.Kind != KindTransfer || a.Err.Phase != string(want) {
+					t.Errorf("a parked load ended as %+v", a.Output)
+				}
+			}
+			settle(t, x.d)
+			_, decode := x.handOff(t, "afterwards", p, 3)
+			checkAnswer(t, "afterwards", decode, expect(t, p, 3, model.Sampling{}))
+		})
 	}
-	p := prompt(50, 7)
-	own := submit1(t, x.d, Request{ID: "own", Prompt: p, MaxTokens: 3})
-	checkAnswer(t, "a request behind them", read(t, own), expect(t, p, 3, model.Sampling{}))
-	for _, s := range parked {
-		if a := read(t, s); a.Finish != connector.FinishError || a.Err.Kind != KindTransfer {
-			t.Errorf("a parked load ended as %+v", a.Output)
-		}
+}
+
+// Both live, and each holds the blocks that the other's requests need: P's pool is full of what D has
+// no room to receive, D's of loads that P has no room to compute. D gives loads up, and everything
+// ends.
+func TestPoolsThatWaitForEachOther(t *testing.T) {
+	for _, policy := range []kv.LoadFailurePolicy{kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			x := newPair(t, func(c *Config) { c.NumBlocks, c.ParkTimeout, c.LoadFailurePolicy = 8, time.Second, policy })
+			var prefills, decodes [4]Request
+			var onP, onD [4]*Stream
+			for i := range 4 {
+				prefills[i], decodes[i] = x.legs(fmt.Sprintf("r%d", i), prompt(60, i), 3)
+			}
+			for i := range 4 { // D has room for the first two
+				onD[i] = submit1(t, x.d, decodes[i])
+			}
+			for _, i := range []int{2, 3, 0, 1} { // and P for the last two
+				onP[i] = submit1(t, x.p, prefills[i])
+			}
+			failed := 0
+			for i := range 4 {
+				want := expect(t, prefills[i].Prompt, 3, model.Sampling{})
+				a := read(t, onD[i])
+				if policy == kv.FailOnLoadFailure && a.Err != nil {
+					failed++
+					if a.Err.Phase != string(connector.PhaseLimit) {
+						t.Errorf("%d: %v", i, a.Err)
+					}
+					continue
+				}
+				checkAnswer(t, fmt.Sprintf("D's %d", i), a, want)
+			}
+			if policy == kv.FailOnLoadFailure && failed == 0 || failed > 2 || x.d.Stats().Unparked == 0 {
+				t.Errorf("%d requests failed; %+v", failed, x.d.Stats())
+			}
+			for i, s := range onP {
+				checkAnswer(t, fmt.Sprintf("P's %d", i), read(t, s), expect(t, prefills[i].Prompt, 1, model.Sampling{}))
+			}
+			settle(t, x.d)
+			settle(t, x.p)
+		})
 	}
-	settle(t, x.d)
-	_, decode := x.handOff(t, "afterwards", p, 3)
-	checkAnswer(t, "afterwards", decode, expect(t, p, 3, model.Sampling{}))
 }
 
 // A request of D that waits for blocks, and so never was registered, is aborted: both sides have
