@@ -2,10 +2,11 @@ package geometry
 
 import "fmt"
 
-// Check reports whether P's rank can write into D's rank, both of the same position in their
-// engines. stock says that the remote side is no kvferry: it must then also have our ratio of
-// kernel blocks to logical ones, since a stock D ends on a completion whose sender has another
-// (nixl-connector.md, H23). Strides and block counts may differ. Typed error: *MismatchError.
+// Check reports whether KV can be moved between a rank of ours and one of a peer, both of the same
+// position in their engines. stock says that the remote side is no kvferry: it must then also have
+// our ratio of kernel blocks to logical ones, since a stock D ends on a completion whose sender has
+// another (nixl-connector.md, H23). Strides and block counts may differ. Typed error:
+// *MismatchError.
 func Check(local, remote Layout, stock bool) error {
 	for _, n := range []struct {
 		what          string

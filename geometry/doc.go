@@ -21,6 +21,6 @@
 //
 // This package covers one KV-cache group of full attention and equal tensor-parallel sizes. A peer
 // of another shape is refused by Check with a *MismatchError that names both sides' values, lists
-// that do not fit a request by PlanWrite with a *PairError, ids beyond a region with a *RangeError.
+// that do not fit a request by PlanWrite or PlanRead with a *PairError, ids beyond a region with a *RangeError.
 // Nothing is cut to fit: each descriptor that D wants is in the plan, or there is no plan.
 package geometry

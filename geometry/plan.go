@@ -22,7 +22,8 @@ type Want struct {
 	NumTokens  int // tokens wanted from there on
 }
 
-// Plan is one WRITE from P's prepared list into D's: index i of Local goes to index i of Remote.
+// Plan is one WRITE from P's prepared list into D's, or one READ of D from P's: index i of Local is
+// paired with index i of Remote.
 type Plan struct {
 	Local  []uint32
 	Remote []uint32
@@ -33,31 +34,53 @@ type Plan struct {
 // PlanWrite pairs P's blocks with D's by absolute token position. The layouts must have passed
 // Check. An empty Want gives an empty plan. Typed errors: *PairError, *RangeError.
 func PlanWrite(local, remote Layout, have Have, want Want) (Plan, error) {
-	mine, err := local.Kernel(have.Blocks, Prefill)
+	from, to, err := pair(local, remote, have, want)
 	if err != nil {
 		return Plan{}, err
 	}
-	theirs, err := remote.Kernel(want.Blocks, Decode)
+	return plan(local, from, remote, to), nil
+}
+
+// PlanRead pairs D's blocks with P's by the same rule; local is D's layout, remote P's. Of a stock P
+// that computed past the prompt, have counts the prompt's tokens only: blocks behind them are never
+// paired (nixl-connector.md, H4). Typed errors: *PairError, *RangeError.
+func PlanRead(local, remote Layout, want Want, have Have) (Plan, error) {
+	from, to, err := pair(remote, local, have, want)
 	if err != nil {
 		return Plan{}, err
 	}
-	first, n, err := span(remote, have, want)
+	return plan(local, to, remote, from), nil
+}
+
+func plan(local Layout, mine []kv.KernelBlockID, remote Layout, theirs []kv.KernelBlockID) Plan {
+	return Plan{
+		Local:  local.indices(mine),
+		Remote: remote.indices(theirs),
+		Blocks: len(mine),
+		Bytes:  int64(len(mine)) * local.Bytes(),
+	}
+}
+
+// pair gives the kernel blocks to move, in token order: from of P's, to of D's.
+func pair(p, d Layout, have Have, want Want) (from, to []kv.KernelBlockID, err error) {
+	if from, err = p.Kernel(have.Blocks, Prefill); err != nil {
+		return nil, nil, err
+	}
+	if to, err = d.Kernel(want.Blocks, Decode); err != nil {
+		return nil, nil, err
+	}
+	first, n, err := span(d, have, want)
 	if err != nil {
-		return Plan{}, err
+		return nil, nil, err
 	}
 	// Of the last logical blocks on either side only the kernel blocks that hold tokens are moved.
-	if needed := ceilDiv(have.NumTokens, local.BlockSize); needed > len(mine) {
-		return Plan{}, pairError("the prefill engine has %d kernel blocks for %d tokens of %d per block", len(mine), have.NumTokens, local.BlockSize)
+	if needed := ceilDiv(have.NumTokens, p.BlockSize); needed > len(from) {
+		return nil, nil, pairError("the prefill engine has %d kernel blocks for %d tokens of %d per block", len(from), have.NumTokens, p.BlockSize)
 	}
-	if first+n > len(mine) || n > len(theirs) {
-		return Plan{}, pairError("kernel blocks %d to %d are wanted into %d, the prefill engine has %d", first, first+n, len(theirs), len(mine))
+	if first+n > len(from) || n > len(to) {
+		return nil, nil, pairError("kernel blocks %d to %d are wanted into %d, the prefill engine has %d", first, first+n, len(to), len(from))
 	}
-	return Plan{
-		Local:  local.indices(mine[first : first+n]),
-		Remote: remote.indices(theirs[:n]),
-		Blocks: n,
-		Bytes:  int64(n) * local.Bytes(),
-	}, nil
+	return from[first : first+n], to[:n], nil
 }
 
 // span is which kernel blocks of the prompt D wants: the first one's position and their number.

@@ -10,6 +10,9 @@ const (
 	Pull TransferMode = "pull"
 )
 
+// Valid tells whether m is one of the modes.
+func (m TransferMode) Valid() bool { return m == Push || m == Pull }
+
 // LoadFailurePolicy says what becomes of a request whose KV does not come from its peer.
 type LoadFailurePolicy string
 
@@ -45,6 +48,10 @@ type TransferParams struct {
 	CachedTokens       *int // P's own cached prompt tokens
 	PromptTokens       []Token
 	TransferID         TransferID
-	Lease              Generation        // of the hold of RemoteBlockIDs in push; 0 when not told
+	Lease              Generation        // of the hold of RemoteBlockIDs; 0 when not told
 	LoadFailurePolicy  LoadFailurePolicy // "" when not told: the engine's own
+
+	// Readers is how many requests of the decode engine take the same KV: the answers of one request
+	// with n > 1. 0 means 1. It is no key of the JSON form; the engine that splits a request sets it.
+	Readers int
 }
