@@ -30,4 +30,13 @@
 // registered with the peer; it joins the batch when every byte has arrived and computes the last
 // prompt token only. Its blocks are given back, after an abort or a failure, only when the worker
 // says that nobody writes them any more.
+//
+// If the KV does not come, the request ends with an error that names the phase, or is computed here
+// (Config.LoadFailurePolicy, and kv_load_failure_policy of a request). Either way nothing of the
+// failed load is in the prefix cache.
+//
+// # Closing
+//
+// Close refuses new requests, finishes what it has taken and hands over what it has promised to
+// peers; when its context ends it aborts requests, revokes grants and drops holds.
 package engine

