@@ -51,8 +51,9 @@ func DecodeWorkerOutput(b []byte) (WorkerOutput, error) {
 }
 
 func (m *StepMeta) code(c *coder) {
-	c.fields(9)
+	c.fields(10)
 	list(c, &m.Registrations, (*Registration).code)
+	list(c, &m.Reads, (*Read).code)
 	list(c, &m.Dropped, (*DroppedRequest).code)
 	list(c, &m.Queued, (*QueuedRequest).code)
 	list(c, &m.Processing, text[kv.RequestID])
@@ -75,6 +76,14 @@ func (r *Registration) code(c *coder) {
 	generation(&r.Lease, c)
 }
 
+func (r *Read) code(c *coder) {
+	c.fields(4)
+	r.Registration.code(c)
+	text(&r.Remote, c)
+	blockIDs(&r.RemoteBlocks, c)
+	number(&r.Readers, c)
+}
+
 func (q *QueuedRequest) code(c *coder) {
 	c.fields(3)
 	text(&q.ID, c)
@@ -83,12 +92,13 @@ func (q *QueuedRequest) code(c *coder) {
 }
 
 func (w *Withdrawal) code(c *coder) {
-	c.fields(6)
+	c.fields(7)
 	text(&w.ID, c)
 	text(&w.TransferID, c)
 	text(&w.Remote, c)
 	c.digest(&w.Digest)
 	w.Peer.code(c)
+	number(&w.Readers, c)
 	text(&w.Reason, c)
 }
 

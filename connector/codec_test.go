@@ -47,12 +47,18 @@ func drawIDs(t *rapid.T) []kv.RequestID {
 	return some(t, "ids", func(t *rapid.T) kv.RequestID { return kv.RequestID(drawID(t)) })
 }
 
+func drawRegistration(t *rapid.T) Registration {
+	return Registration{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Blocks: drawBlocks(t),
+		StartToken: rapid.Int().Draw(t, "start"), NumTokens: rapid.Int().Draw(t, "tokens"), Digest: drawDigest(t), Peer: drawPeer(t),
+		Lease: kv.Generation(rapid.Uint64().Draw(t, "lease"))}
+}
+
 func drawMeta(t *rapid.T) StepMeta {
 	return StepMeta{
-		Registrations: some(t, "registrations", func(t *rapid.T) Registration {
-			return Registration{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Blocks: drawBlocks(t),
-				StartToken: rapid.Int().Draw(t, "start"), NumTokens: rapid.Int().Draw(t, "tokens"), Digest: drawDigest(t), Peer: drawPeer(t),
-				Lease: kv.Generation(rapid.Uint64().Draw(t, "lease"))}
+		Registrations: some(t, "registrations", drawRegistration),
+		Reads: some(t, "reads", func(t *rapid.T) Read {
+			return Read{Registration: drawRegistration(t), Remote: kv.RequestID(drawID(t)), RemoteBlocks: drawBlocks(t),
+				Readers: rapid.Int().Draw(t, "readers")}
 		}),
 		Queued: some(t, "queued", func(t *rapid.T) QueuedRequest {
 			return QueuedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Digest: drawDigest(t)}
@@ -69,7 +75,7 @@ func drawMeta(t *rapid.T) StepMeta {
 		Cancels: drawIDs(t),
 		Withdrawn: some(t, "withdrawn", func(t *rapid.T) Withdrawal {
 			return Withdrawal{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Remote: kv.RequestID(drawID(t)),
-				Digest: drawDigest(t), Peer: drawPeer(t), Reason: drawID(t)}
+				Digest: drawDigest(t), Peer: drawPeer(t), Readers: rapid.Int().Draw(t, "readers"), Reason: drawID(t)}
 		}),
 		Heartbeats: some(t, "heartbeats", func(t *rapid.T) HeartbeatGroup {
 			return HeartbeatGroup{Peer: drawPeer(t), IDs: drawIDs(t)}

@@ -24,7 +24,9 @@ type Request struct {
 	ID           kv.RequestID
 	Params       kv.TransferParams
 	PromptTokens int
-	Digest       Digest
+	// Digest is of the prompt; of a decode leg whose parameters tell of fewer remote tokens, of so
+	// many.
+	Digest Digest
 }
 
 // FinishReason is how a request left the engine.
@@ -63,7 +65,7 @@ type TransferFacts struct {
 	Blocks    int
 	Bytes     int64
 	Took      time.Duration // first byte to last, slowest rank; 0 when the backend cannot tell
-	Waited    time.Duration // registration sent to completion
+	Waited    time.Duration // registration or claim sent to completion
 	Transport string
 	Why       string
 }
@@ -74,6 +76,8 @@ type TransferFacts struct {
 type StepMeta struct {
 	// Registrations: D sends these to P, in order.
 	Registrations []Registration
+	// Reads: D reads these from P, in order.
+	Reads []Read
 	// Dropped: P will not deliver these (aborted, failed, no blocks). Whoever registered for one,
 	// or registers later, is told so.
 	Dropped []DroppedRequest
@@ -85,7 +89,7 @@ type StepMeta struct {
 	Finished []FinishedBlocks
 	// Cancels: D does not want these any more; revoke, then report as failed.
 	Cancels []kv.RequestID
-	// Withdrawn: D will never register these; P's ranks are told, so that they need not wait.
+	// Withdrawn: D will never register or read these; P's ranks are told, so that they need not wait.
 	Withdrawn []Withdrawal
 	// Heartbeats: who waits for whom. A replacement of the whole set: what is not named stops.
 	Heartbeats    []HeartbeatGroup
@@ -102,6 +106,15 @@ type Registration struct {
 	Digest     Digest
 	Peer       PeerAddr
 	Lease      kv.Generation // of P's hold, when the request's parameters tell it; else 0
+}
+
+// Read is D's wish to read what P keeps (pull). Its ID is D's; NumTokens and Digest are of the tokens
+// whose KV P keeps for it: the prompt, or the beginning of it.
+type Read struct {
+	Registration
+	Remote       kv.RequestID // P's id of the request
+	RemoteBlocks kv.BlockIDs  // P's logical blocks, per group
+	Readers      int          // requests of D that read the same; at least 1
 }
 
 // PeerAddr is a peer engine's coordinates as a request names them.
@@ -138,6 +151,7 @@ type Withdrawal struct {
 	Remote     kv.RequestID // by which the router names P's request
 	Digest     Digest
 	Peer       PeerAddr
+	Readers    int // requests of D that were to have the same KV; at least 1
 	Reason     string
 }
 

@@ -2,6 +2,8 @@ package wire
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
 	"math"
 	"strconv"
 	"unicode/utf8"
@@ -14,16 +16,21 @@ import (
 // understands control messages. They are sent to no other peer.
 const ControlCapability = "control1"
 
+// ClaimCapability is the capability by which a rank announces that it understands Claim, Claimed and
+// Failed about a claim. It comes with ControlCapability.
+const ClaimCapability = "claim1"
+
 // prefixControl begins every control message. It is no prefix of a request id that this package
 // lets through, so that neither can be taken for the other.
 const prefixControl = "KVFERRY:"
 
-// Control messages keep two kvferry ranks informed of each other: Beat, Cancel (D to P), States,
-// Failed (P to D) and Ack (either way). On the wire each is "KVFERRY:" and a msgpack map whose key
+// Control messages keep two kvferry ranks informed of each other: Beat, Cancel, Claim (D to P),
+// States, Claimed, Failed (P to D) and Ack (either way). On the wire each is "KVFERRY:" and a msgpack map whose key
 // "kind" says which.
 //
-// Seq numbers the Beats, Cancels and Faileds of one sender to one receiver, from 1 upwards. A
-// message that is sent again keeps its number. States and Ack carry the number that they answer.
+// Seq numbers the Beats, Cancels, Claims and Faileds of one sender to one receiver, from 1 upwards. A
+// message that is sent again keeps its number. States, Claimed and Ack carry the number that they
+// answer.
 
 // Sender is D's engine as P reaches it, to answer.
 type Sender struct {
@@ -102,11 +109,46 @@ type Ack struct {
 	Seq uint64
 }
 
-func (*Beat) notification()   {}
-func (*States) notification() {}
-func (*Cancel) notification() {}
-func (*Failed) notification() {}
-func (*Ack) notification()    {}
+// Claim asks P, in pull, for the permission to read the blocks of one finished request. P gives it
+// (Claimed) if it holds exactly what D believes: the request, its lease, its prompt, its blocks; else
+// it answers Failed, which names the claim. Cancel with the claim's reference ends it early.
+type Claim struct {
+	Seq             uint64
+	From            Sender
+	RegistrationRef               // P's request id; the claim's own number, D's
+	Lease           kv.Generation // of P's hold; 0 when D was not told
+	Tokens          int           // whose KV is in the blocks
+	Readers         int           // claims, this one included, that D will make of the request
+	Digest          [32]byte      // of the tokens and what else the KV depends on
+	Blocks          [32]byte      // BlocksDigest of the blocks that D will read from
+}
+
+// Claimed is P's permission.
+type Claimed struct {
+	Seq uint64 // of the Claim
+	RegistrationRef
+	Grant [16]byte
+}
+
+// BlocksDigest is a digest of block lists, so that two engines can compare them.
+func BlocksDigest(ids kv.BlockIDs) [32]byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(ids)))
+	for _, g := range ids {
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(g)))
+		for _, id := range g {
+			b = binary.LittleEndian.AppendUint32(b, uint32(id))
+		}
+	}
+	return sha256.Sum256(b)
+}
+
+func (*Beat) notification()    {}
+func (*States) notification()  {}
+func (*Cancel) notification()  {}
+func (*Failed) notification()  {}
+func (*Ack) notification()     {}
+func (*Claim) notification()   {}
+func (*Claimed) notification() {}
 
 // BoundReason cuts a text to what Cancel and Failed carry: at most MaxReason bytes of UTF-8.
 func BoundReason(s string) string {
@@ -124,7 +166,7 @@ func BoundReason(s string) string {
 
 // controlKeys are all keys of control messages.
 var controlKeys = [...]string{"kind", "seq", "engine", "host", "port", "tp", "names", "registrations", "answers", "id", "generation",
-	"transfer_id", "remote_id", "digest", "phase", "reason"}
+	"transfer_id", "remote_id", "digest", "phase", "reason", "lease", "tokens", "readers", "blocks", "grant"}
 
 const (
 	keyKind = iota
@@ -143,6 +185,11 @@ const (
 	keyDigest
 	keyPhase
 	keyReason
+	keyLease
+	keyTokens
+	keyReaders
+	keyBlocks
+	keyGrant
 )
 
 // controlKinds says which keys each kind has, in the order in which they are written: the first
@@ -157,6 +204,8 @@ var controlKinds = [...]struct {
 	{"cancel", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyReason, keyTransferID, keyRemoteID, keyDigest}, 9},
 	{"failed", []int{keyKind, keySeq, keyID, keyGeneration, keyPhase, keyReason}, 6},
 	{"ack", []int{keyKind, keySeq}, 2},
+	{"claim", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyLease, keyTokens, keyReaders, keyDigest, keyBlocks}, 13},
+	{"claimed", []int{keyKind, keySeq, keyID, keyGeneration, keyGrant}, 5},
 }
 
 // controlFields is the union of all kinds.
@@ -172,10 +221,15 @@ type controlFields struct {
 	remote        kv.RequestID
 	digest        [32]byte
 	phase, reason string
+	lease         kv.Generation
+	tokens        int
+	readers       int
+	blocks        [32]byte
+	grant         [16]byte
 }
 
-// AppendControl appends a control message: a *Beat, *States, *Cancel, *Failed or *Ack, prefix
-// included. It refuses what ParseControl would.
+// AppendControl appends a control message: a *Beat, *States, *Cancel, *Failed, *Ack, *Claim or
+// *Claimed, prefix included. It refuses what ParseControl would.
 func AppendControl(dst []byte, n Notification) ([]byte, error) {
 	f := fieldsOf(n)
 	if f == nil {
@@ -204,6 +258,11 @@ func fieldsOf(n Notification) *controlFields {
 		return &controlFields{kind: "failed", seq: n.Seq, ref: n.RegistrationRef, phase: n.Phase, reason: n.Reason}
 	case *Ack:
 		return &controlFields{kind: "ack", seq: n.Seq}
+	case *Claim:
+		return &controlFields{kind: "claim", seq: n.Seq, from: n.From, ref: n.RegistrationRef, lease: n.Lease,
+			tokens: n.Tokens, readers: n.Readers, digest: n.Digest, blocks: n.Blocks}
+	case *Claimed:
+		return &controlFields{kind: "claimed", seq: n.Seq, ref: n.RegistrationRef, grant: n.Grant}
 	}
 	return nil
 }
@@ -218,6 +277,10 @@ func (f *controlFields) message() Notification {
 		return &Cancel{f.seq, f.from, f.ref.ID, f.ref.Generation, f.transfer, f.remote, f.digest, f.reason}
 	case "failed":
 		return &Failed{f.seq, f.ref, f.phase, f.reason}
+	case "claim":
+		return &Claim{f.seq, f.from, f.ref, f.lease, f.tokens, f.readers, f.digest, f.blocks}
+	case "claimed":
+		return &Claimed{f.seq, f.ref, f.grant}
 	}
 	return &Ack{f.seq}
 }
@@ -296,6 +359,16 @@ func (f *controlFields) appendField(b []byte, key int) []byte {
 		return msgp.AppendBytes(b, f.digest[:])
 	case keyPhase:
 		return msgp.AppendString(b, f.phase)
+	case keyLease:
+		return msgp.AppendUint64(b, uint64(f.lease))
+	case keyTokens:
+		return appendInt(b, f.tokens)
+	case keyReaders:
+		return appendInt(b, f.readers)
+	case keyBlocks:
+		return msgp.AppendBytes(b, f.blocks[:])
+	case keyGrant:
+		return msgp.AppendBytes(b, f.grant[:])
 	}
 	return msgp.AppendString(b, f.reason)
 }
@@ -417,6 +490,16 @@ func (f *controlFields) decodeField(r *reader, key int) {
 		f.phase = r.str(MaxName)
 	case keyReason:
 		f.reason = r.str(MaxReason)
+	case keyLease:
+		f.lease = kv.Generation(r.uint())
+	case keyTokens:
+		f.tokens = r.intIn(1, MaxTokens)
+	case keyReaders:
+		f.readers = r.intIn(1, MaxReaders)
+	case keyBlocks:
+		r.binExactly(f.blocks[:])
+	case keyGrant:
+		r.binExactly(f.grant[:])
 	}
 }
 
@@ -448,7 +531,7 @@ func (r *reader) registrationRef() RegistrationRef {
 
 // validate checks what the types leave open, for both directions.
 func (f *controlFields) validate() error {
-	if f.kind == "beat" || f.kind == "cancel" {
+	if f.kind == "beat" || f.kind == "cancel" || f.kind == "claim" {
 		if reason, kind := badText(string(f.from.Engine), MaxIDLen, false); reason != "" {
 			return controlError("engine", kind, reason)
 		}
@@ -461,6 +544,12 @@ func (f *controlFields) validate() error {
 		if f.from.TP < 1 || f.from.TP > MaxRanks {
 			return controlError("tp", ErrRange, strconv.Itoa(f.from.TP)+" is outside its range")
 		}
+	}
+	if f.kind == "claim" && (f.tokens < 1 || f.tokens > MaxTokens) {
+		return controlError("tokens", ErrRange, strconv.Itoa(f.tokens)+" is outside its range")
+	}
+	if f.kind == "claim" && (f.readers < 1 || f.readers > MaxReaders) {
+		return controlError("readers", ErrRange, strconv.Itoa(f.readers)+" is outside its range")
 	}
 	if f.seq == 0 && f.kind != "state" {
 		return controlError("seq", ErrRange, "is 0")
@@ -491,11 +580,12 @@ func (f *controlFields) validate() error {
 
 // validateOne checks the keys of messages about one request.
 func (f *controlFields) validateOne() error {
-	if f.kind == "cancel" || f.kind == "failed" {
+	switch f.kind {
+	case "cancel", "failed", "claim", "claimed":
 		if reason, kind := badRequestID(f.ref.ID); reason != "" {
 			return controlError("id", kind, reason)
 		}
-		if f.ref.Generation == 0 && f.kind == "failed" {
+		if f.ref.Generation == 0 && f.kind != "cancel" {
 			return controlError("generation", ErrRange, "is 0")
 		}
 	}

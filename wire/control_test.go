@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -27,7 +28,14 @@ func someControls() []Notification {
 		&Cancel{9, Sender{"D", "d", 5600, 1}, "cmpl-a-0-dddddddd", 0, "x", "R", [32]byte{1}, ""},
 		&Failed{1, ref, "prefill", "the prefill ended as \"abort\""},
 		&Ack{9},
+		someClaim(),
+		&Claimed{4, ref, [16]byte{1, 2}},
 	}
+}
+
+func someClaim() *Claim {
+	return &Claim{Seq: 4, From: Sender{"D", "d", 80, 1}, RegistrationRef: RegistrationRef{"b", 4}, Lease: 9, Tokens: 33, Readers: 1,
+		Digest: [32]byte{1}, Blocks: [32]byte{2}}
 }
 
 // The bytes of each kind, so that a change of them is seen.
@@ -36,6 +44,10 @@ func TestControlBytes(t *testing.T) {
 		n    Notification
 		want string
 	}{
+		{someClaim(), "KVFERRY:\x8d\xa4kind\xa5claim\xa3seq\x04\xa6engine\xa1D\xa4host\xa1d\xa4port\x50\xa2tp\x01\xa2id\xa1b\xaageneration\x04" +
+			"\xa5lease\x09\xa6tokens\x21\xa7readers\x01\xa6digest\xc4\x20\x01" + strings.Repeat("\x00", 31) + "\xa6blocks\xc4\x20\x02" + strings.Repeat("\x00", 31)},
+		{&Claimed{4, RegistrationRef{"b", 4}, [16]byte{1}},
+			"KVFERRY:\x85\xa4kind\xa7claimed\xa3seq\x04\xa2id\xa1b\xaageneration\x04\xa5grant\xc4\x10\x01" + strings.Repeat("\x00", 15)},
 		{&Ack{9}, "KVFERRY:\x82\xa4kind\xa3ack\xa3seq\x09"},
 		{&States{7, []StateAnswer{{RegistrationRef{"b", 4}, StateQueued}}},
 			"KVFERRY:\x83\xa4kind\xa5state\xa3seq\x07\xa7answers\x91\x93\xa1b\x04\xa6queued"},
@@ -81,6 +93,9 @@ func TestControlRoundTrip(t *testing.T) {
 				digest.Draw(t, "digest"), BoundReason(text.Draw(t, "reason"))},
 			&Failed{seq, ref.Draw(t, "ref"), text.Draw(t, "phase"), text.Draw(t, "reason")},
 			&Ack{seq},
+			&Claim{seq, sender.Draw(t, "from"), ref.Draw(t, "ref"), kv.Generation(seq - 1), rapid.IntRange(1, MaxTokens).Draw(t, "tokens"),
+				rapid.IntRange(1, MaxReaders).Draw(t, "readers"), digest.Draw(t, "digest"), digest.Draw(t, "blocks")},
+			&Claimed{seq, ref.Draw(t, "ref"), [16]byte{byte(seq)}},
 		} {
 			b, err := AppendControl([]byte("before"), want)
 			if err != nil {
@@ -135,6 +150,18 @@ func TestControlRefusals(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, out, err)
 		}
 	}
+	for name, change := range map[string]func(*Claim){
+		"tokens":     func(c *Claim) { c.Tokens = 0 },
+		"readers":    func(c *Claim) { c.Readers = MaxReaders + 1 },
+		"generation": func(c *Claim) { c.Generation = 0 },
+		"engine":     func(c *Claim) { c.From.Engine = "" },
+	} {
+		c := *someClaim()
+		change(&c)
+		if _, err := AppendControl(nil, &c); !errors.Is(err, ErrRange) {
+			t.Errorf("a claim's %s: %v", name, err)
+		}
+	}
 	for name, c := range map[string]struct {
 		text string
 		kind error
@@ -162,6 +189,17 @@ func TestControlRefusals(t *testing.T) {
 	}
 	if got, err := ParseNotification([]byte("KVFERRY:\x83\xa4kind\xa3ack\xa5later\x92\x01\x02\xa3seq\x09")); err != nil || *got.(*Ack) != (Ack{9}) {
 		t.Errorf("an unknown key: %v, %v", got, err)
+	}
+}
+
+func TestBlocksDigest(t *testing.T) {
+	seen := map[[32]byte]string{}
+	for _, ids := range []kv.BlockIDs{nil, {{}}, {{1}}, {{1, 2}}, {{2, 1}}, {{1}, {2}}, {{}, {1, 2}}, {{1, 2}, {}}} {
+		d := BlocksDigest(ids)
+		if other, twice := seen[d]; twice {
+			t.Errorf("%v and %s have one digest", ids, other)
+		}
+		seen[d] = fmt.Sprint(ids)
 	}
 }
 

@@ -16,7 +16,7 @@ const (
 )
 
 // Notification is one of *PushReg, Heartbeat, PushFail, Completion, and the control messages *Beat,
-// *States, *Cancel, *Failed, *Ack.
+// *States, *Cancel, *Failed, *Ack, *Claim, *Claimed.
 type Notification interface{ notification() }
 
 // Heartbeat renews P's leases on these requests; they are P's ids. Unknown ones mean nothing.
