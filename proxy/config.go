@@ -15,8 +15,9 @@ import (
 type Target struct {
 	// URL is its HTTP address: http://host:port, or host:port for short.
 	URL string
-	// Peer is what decode engines need to know of a prefill engine that cannot be asked, as a stock
-	// one. Nil: the engine answers GET /kv/coordinates.
+	// Peer is what an engine cannot be asked for, as a stock one: of a prefill engine that pushes its
+	// coordinates, of any other its mode. Nil: the engine answers GET /kv/coordinates; a decode engine
+	// that does not is taken to work in the prefill engine's mode.
 	Peer *core.Peer
 }
 
@@ -24,6 +25,10 @@ type Target struct {
 type Config struct {
 	Prefill []Target // at least one
 	Decode  []Target // at least one
+
+	// Sequential sends D's leg when P has answered, with P's parameters, in push too. It needs no
+	// coordinates, but D's part begins later.
+	Sequential bool
 
 	PrefillPolicy core.Policy // default: a core.RoundRobin
 	DecodePolicy  core.Policy // default: another one
@@ -97,7 +102,7 @@ func (c Config) Validate() error {
 			}
 			seen[u.Host] = true
 			if t.Peer != nil {
-				if _, err := t.Peer.Check(u.Hostname()); err != nil {
+				if _, err := checkPeer(pool.name == "decode", *t.Peer, u); err != nil {
 					bad("coordinates of %s: %v", u.Host, err)
 				}
 			}
@@ -116,6 +121,13 @@ func (c Config) Validate() error {
 			c.MaxBody, c.MaxBodyBytes, c.MaxInFlight)
 	}
 	return errors.Join(errs...)
+}
+
+func checkPeer(decode bool, p core.Peer, u *url.URL) (core.Peer, error) {
+	if decode {
+		return p, p.CheckDecode()
+	}
+	return p.Check(u.Hostname())
 }
 
 func parseTarget(s string) (*url.URL, error) {

@@ -20,8 +20,8 @@ type question struct {
 	err  error
 }
 
-// coordinates tells where P's side channel is: from memory, or by asking P. The generation names
-// this answer to forget.
+// coordinates tells where an engine's side channel is and in which mode it works: from memory, or by
+// asking the engine. The generation names this answer to forget.
 func (r *Router) coordinates(ctx context.Context, t *target) (core.Peer, uint64, error) {
 	if t.fixed != nil {
 		return *t.fixed, 0, nil
@@ -79,16 +79,23 @@ func (r *Router) fetchCoordinates(ctx context.Context, t *target) (core.Peer, er
 	switch {
 	case err != nil:
 		return p, err
+	case status == http.StatusNotFound && (t.leg == core.Decode || r.cfg.Sequential):
+		return p, nil // a stock engine: nothing is known, and nothing needed
 	case status == http.StatusNotFound:
-		return p, errors.New("the engine has no /kv/coordinates; name its engine id, side channel and sizes in the router's configuration")
+		return p, errors.New("the engine has no /kv/coordinates; name its engine id, side channel and sizes to the router: --prefill URL,engine-id=…,side-channel=HOST:PORT, or mode=pull")
 	case status != http.StatusOK:
 		return p, fmt.Errorf("/kv/coordinates answered %d: %.200s", status, body)
 	}
 	if err := json.Unmarshal(body, &p); err != nil {
 		return p, fmt.Errorf("/kv/coordinates answered what is no coordinates: %w", err)
 	}
-	if p, err = p.Check(t.url.Hostname()); err != nil {
-		return p, fmt.Errorf("/kv/coordinates: %w", err)
+	if t.leg == core.Decode {
+		err = p.CheckDecode()
+	} else {
+		p, err = p.Check(t.url.Hostname())
+	}
+	if err != nil {
+		return p, &wrongEngineError{err}
 	}
 	return p, nil
 }

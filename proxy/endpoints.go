@@ -1,10 +1,14 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"strconv"
 	"sync"
 
 	"github.com/kvferry/kvferry/kv"
@@ -89,7 +93,10 @@ func (r *Router) Ready(ctx context.Context) Readiness {
 	for leg, byName := range []map[string]string{out.Prefill, out.Decode} {
 		for i, t := range r.pools[leg].targets {
 			byName[t.name] = states[leg][i]
-			ready[leg] = ready[leg] || states[leg][i] == "ready"
+			if leg == int(core.Decode) && byName[t.name] == "ready" {
+				byName[t.name] = cmp.Or(r.unmatched(t, out.Prefill), "ready")
+			}
+			ready[leg] = ready[leg] || byName[t.name] == "ready"
 		}
 	}
 	out.Ready = ready[core.Prefill] && ready[core.Decode]
@@ -109,12 +116,33 @@ func (r *Router) probe(ctx context.Context, t *target) string {
 	if status != http.StatusOK {
 		return fmt.Sprintf("status %d: %.200s", status, body)
 	}
-	if t.leg == core.Prefill {
-		if _, _, err := r.coordinates(ctx, t); err != nil {
-			return err.Error()
-		}
+	var wrong *wrongEngineError
+	if _, _, err := r.coordinates(ctx, t); err != nil && (t.leg == core.Prefill || errors.As(err, &wrong)) {
+		return err.Error()
 	}
 	return "ready"
+}
+
+// unmatched is why a decode engine has no prefill engine to work with; "" if it has one, or if none is
+// ready.
+func (r *Router) unmatched(d *target, prefill map[string]string) string {
+	dp, _, ok := d.known()
+	if !ok {
+		return ""
+	}
+	why := ""
+	for _, t := range r.pools[core.Prefill].targets {
+		p, _, ok := t.known()
+		if !ok || prefill[t.name] != "ready" {
+			continue
+		}
+		_, err := core.Pair(p, dp)
+		if err == nil {
+			return ""
+		}
+		why = err.Error()
+	}
+	return why
 }
 
 // engineStatus is one engine in the answer of /status.
@@ -123,19 +151,21 @@ type engineStatus struct {
 	InFlight  int         `json:"in_flight"`
 	Requests  uint64      `json:"requests"`
 	Failures  uint64      `json:"failures"`
+	Failing   bool        `json:"failing,omitempty"` // its last leg failed by its own fault
 	LastError string      `json:"last_error,omitempty"`
 	EngineID  kv.EngineID `json:"engine_id,omitempty"`
 	Side      string      `json:"side_channel,omitempty"`
+	// Mode is the engine's transfer mode, as far as it is known.
+	Mode kv.TransferMode `json:"transfer_mode,omitempty"`
 }
 
 func (r *Router) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	out := struct {
-		Mode      kv.TransferMode `json:"mode"`
-		InFlight  int64           `json:"in_flight"`
-		BodyBytes int64           `json:"body_bytes"`
-		Prefill   []engineStatus  `json:"prefill"`
-		Decode    []engineStatus  `json:"decode"`
-	}{kv.Push, r.inFlight.Load(), r.bodyBytes.Load(), r.pools[core.Prefill].status(), r.pools[core.Decode].status()}
+		InFlight  int64          `json:"in_flight"`
+		BodyBytes int64          `json:"body_bytes"`
+		Prefill   []engineStatus `json:"prefill"`
+		Decode    []engineStatus `json:"decode"`
+	}{r.inFlight.Load(), r.bodyBytes.Load(), r.pools[core.Prefill].status(), r.pools[core.Decode].status()}
 	body, err := json.Marshal(out)
 	if err != nil {
 		writeError(w, internalError())
@@ -150,13 +180,17 @@ func (p *pool) status() []engineStatus {
 		t.mu.Lock()
 		s := engineStatus{
 			Engine: t.name, InFlight: t.mu.inFlight, Requests: t.mu.requests, Failures: t.mu.failures, LastError: t.mu.lastError,
+			Failing: t.mu.failing,
 		}
 		peer := t.fixed
 		if peer == nil {
 			peer = t.mu.peer
 		}
 		if peer != nil {
-			s.EngineID, s.Side = peer.EngineID, fmt.Sprintf("%s:%d", peer.Host, peer.Port)
+			s.EngineID, s.Mode = peer.EngineID, peer.Mode
+			if peer.Port > 0 {
+				s.Side = net.JoinHostPort(peer.Host, strconv.Itoa(peer.Port))
+			}
 		}
 		t.mu.Unlock()
 		out = append(out, s)

@@ -20,7 +20,7 @@ func (r *rig) fetch(t *testing.T, path string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := client.Do(req)
+	resp, err := httpClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestEndpoints(t *testing.T) {
 
 // TestReadyNeedsBothRoles: one engine of each must have answered.
 func TestReadyNeedsBothRoles(t *testing.T) {
-	e := newEngine(t, wire.PrefillLeg, hang)
+	e := newEngine(t, "both", hang)
 	nobody := closedPort(t)
 	for _, c := range []struct{ p, d []Target }{
 		{[]Target{{URL: e.URL}}, []Target{{URL: nobody}}},
@@ -111,7 +111,7 @@ func TestRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := client.Do(req)
+	resp, err := httpClient.Do(req)
 	if err != nil || resp.StatusCode != 413 {
 		t.Fatal(err, resp)
 	}

@@ -38,6 +38,7 @@ type engine struct {
 	*httptest.Server
 	t       *testing.T
 	role    wire.Leg
+	mode    kv.TransferMode // of the legs it takes and, unless untold, of its coordinates
 	answer  func(e *engine, w http.ResponseWriter, req *http.Request, s *seen)
 	arrived chan *seen
 	mu      struct {
@@ -52,7 +53,7 @@ type engine struct {
 // newEngine starts a fake. The default answers are a good prefill and a good decode answer.
 func newEngine(t *testing.T, role wire.Leg, answer func(*engine, http.ResponseWriter, *http.Request, *seen)) *engine {
 	t.Helper()
-	e := &engine{t: t, role: role, answer: answer, arrived: make(chan *seen, 1024)}
+	e := &engine{t: t, role: role, mode: kv.Push, answer: answer, arrived: make(chan *seen, 1024)}
 	e.mu.engineID = "engine-1"
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/", e.leg)
@@ -72,11 +73,16 @@ func (e *engine) coordinates(w http.ResponseWriter, _ *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.asked++
-	if e.mu.coordinates != "" {
+	switch e.mu.coordinates {
+	case "":
+	case "404":
+		http.NotFound(w, nil)
+		return
+	default:
 		_, _ = io.WriteString(w, e.mu.coordinates)
 		return
 	}
-	_, _ = fmt.Fprintf(w, `{"engine_id":%q,"host":"127.0.0.1","port":5600,"tp_size":1,"pp_size":1,"transfer_mode":"push","role":"prefill","block_size":16}`, e.mu.engineID)
+	_, _ = fmt.Fprintf(w, `{"engine_id":%q,"host":"127.0.0.1","port":5600,"tp_size":1,"pp_size":1,"transfer_mode":%q,"role":%q,"block_size":16}`, e.mu.engineID, e.mode, e.role)
 }
 
 func (e *engine) asked() int {
@@ -100,7 +106,7 @@ func (e *engine) leg(w http.ResponseWriter, req *http.Request) {
 	}
 	if b.Params != nil {
 		if s.params, err = wire.ParseTransferParams(b.Params); err == nil {
-			err = wire.CheckLeg(&s.params, kv.Push, e.role)
+			err = wire.CheckLeg(&s.params, e.mode, e.role)
 		}
 		if err != nil {
 			e.t.Errorf("%s leg: %v", e.role, err)
@@ -259,7 +265,7 @@ func (r *rig) send(ctx context.Context, path, body string, header ...string) (*h
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	return client.Do(req)
+	return httpClient.Do(req)
 }
 
 // settled waits until every handler has returned: a client has its answer a little earlier.
@@ -272,8 +278,8 @@ func (r *rig) settled(t *testing.T) {
 	}
 }
 
-// client keeps no connection, so that none outlives a test.
-var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+// httpClient keeps no connection, so that none outlives a test.
+var httpClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func await[T any](t *testing.T, what string, ch <-chan T) (v T) {
 	t.Helper()

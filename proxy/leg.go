@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"mime"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"runtime/debug"
@@ -20,8 +19,8 @@ import (
 	"github.com/kvferry/kvferry/proxy/core"
 )
 
-// attempt is one pair of legs, with ids of its own. The legs read it; answer and gen are written by
-// D's leg and read by the handler once that has ended.
+// attempt is one pair of legs, with ids of its own. The handler's goroutine writes it, before it starts
+// a leg that reads it; handoff is written by P's leg, answer by D's, and both are read once it has ended.
 type attempt struct {
 	number  int
 	request kv.RequestID
@@ -30,12 +29,26 @@ type attempt struct {
 	body    *openai.Object
 	header  http.Header // of the client
 	targets [2]*target
+	ctx     context.Context // ends with the attempt, and when the client leaves
+	stop    context.CancelFunc
 	cancel  [2]context.CancelFunc
+	located chan location
 	chunks  chan []byte // D's stream; unbuffered, so that a slow client slows D's leg only
 	ended   chan core.Ended
-	gen     uint64 // of P's coordinates
-	asked   bool   // gen is set
-	answer  answer
+
+	peer  core.Peer // P's coordinates
+	gen   uint64    // of them
+	asked bool      // the others of these are set
+	mode  kv.TransferMode
+	order core.Order
+
+	sent context.Context // of P's leg on the wire
+	cut  context.CancelFunc
+
+	handoff  core.Handoff
+	source   core.Source // of D's KV
+	fellBack bool        // D computes the prompt, as P kept nothing
+	answer   answer
 }
 
 // answer is D's answer if it is not streamed.
@@ -66,14 +79,22 @@ func (r *Router) run(ctx context.Context, a *attempt, leg core.Leg) {
 	}
 }
 
+// runPrefill is P's leg. What P answers is needed to let P go, so that a cancel gives an answer that may
+// be on its way the time to arrive, and one that has begun the time to end.
 func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Failure {
-	resp, f := r.post(ctx, a, t, core.PrefillBody(a.plan.API, a.body, a.id))
+	defer a.cut()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(prefillGrace, a.cut) })
+	defer stop()
+	resp, f := r.post(a.sent, a, t, core.PrefillBody(a.plan.API, a.body, a.id))
 	if f != nil {
 		return f
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
 		return readFailure(t, resp)
+	}
+	if stop() {
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(prefillTail, a.cut) })()
 	}
 	body, err := readAll(resp.Body, maxPrefillAnswer)
 	if err != nil {
@@ -83,27 +104,33 @@ func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Fa
 	if err != nil {
 		return brokenFailure(t, core.Garbage, "gave an answer that cannot be used: %v", err)
 	}
-	if o.Present("kv_transfer_params") == nil {
-		return brokenFailure(t, core.NoHandoff,
-			"computed the prompt but kept no KV for %s: see its log, and whether it runs a push connector", a.targets[core.Decode].name)
+	if a.handoff, err = core.ReadHandoff(o); err != nil {
+		return brokenFailure(t, core.Garbage, "gave hand-off parameters that cannot be used: %v", err)
 	}
 	return nil
 }
 
 func (r *Router) runDecode(ctx context.Context, a *attempt, t *target) *core.Failure {
 	var body []byte
-	if a.plan.Disaggregate {
-		p := a.targets[core.Prefill]
-		peer, gen, err := r.coordinates(ctx, p)
-		if err != nil {
-			return r.coordinatesFailure(p, err)
+	switch a.source {
+	case core.FromCoordinates:
+		body = core.DecodeBody(a.body, a.peer, a.request, a.id)
+	case core.FromHandoff:
+		if err := a.handoff.Check(cmp.Or(a.mode, a.handoff.Mode())); err != nil {
+			return brokenFailure(a.targets[core.Prefill], core.Garbage, "gave hand-off parameters that %s cannot use: %v", t.name, err)
 		}
-		a.gen, a.asked = gen, true
-		body = core.DecodeBody(a.body, peer, a.request, a.id)
-	} else {
+		body = core.HandoffBody(a.body, a.handoff.Raw)
+	default:
 		body = core.AloneBody(a.body)
 	}
-	resp, f := r.post(ctx, a, t, body)
+	sent, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	hold := newHold(a.source == core.FromHandoff, cut)
+	defer hold.end()
+	stop := context.AfterFunc(ctx, hold.cancelled)
+	defer stop()
+	resp, f := r.post(hold.trace(sent), a, t, body)
+	hold.end() // D is at work: a cancel counts at once
 	if f != nil {
 		return f
 	}
@@ -173,16 +200,6 @@ func readFailure(t *target, resp *http.Response) *core.Failure {
 	f := statusFailure(t, resp, body)
 	// D could not reach P where the router said: P may have come back elsewhere.
 	f.Retry = t.leg == core.Decode && upstreamCode(body) == openai.CodeTransfer+"_handshake"
-	return f
-}
-
-func (r *Router) coordinatesFailure(p *target, err error) *core.Failure {
-	f := brokenFailure(p, core.Coordinates, "does not say where its side channel is: %v", err)
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		f = connectFailure(p, err)
-	}
-	f.Retry = len(r.pools[core.Prefill].targets) > 1
 	return f
 }
 

@@ -7,7 +7,7 @@ const (
 	DefaultMaxBody = 64 << 20
 
 	// DefaultMaxInFlight bounds client requests at a time; each holds three goroutines and two
-	// connections. One more gets 429.
+	// connections, one for several answers up to maxPairs times that. One more gets 429.
 	DefaultMaxInFlight = 4096
 
 	// DefaultMaxBodyBytes bounds the bodies of all requests at a time. Up to three copies of each
@@ -48,6 +48,22 @@ const (
 
 	// clientReadTimeout is how long a client may pause inside its body.
 	clientReadTimeout = 30 * time.Second
+
+	// prefillGrace is how long P may still answer when nobody waits for it any more: an answer that is on
+	// its way tells what P keeps, and where.
+	prefillGrace = 100 * time.Millisecond
+
+	// prefillTail is how long P may take for the rest of an answer that has begun and that nobody waits
+	// for any more.
+	prefillTail = time.Second
+
+	// releaseGrace is what D gets to read a leg and to begin with it before the leg is cancelled, so that
+	// it can tell P to let go; releaseTimeout bounds sending it at all.
+	releaseGrace   = 250 * time.Millisecond
+	releaseTimeout = 5 * time.Second
+
+	// maxPairs bounds how many of a request's answers are under way at a time.
+	maxPairs = 16
 
 	// afterDone is how long an engine may take to end its answer behind [DONE].
 	afterDone = 250 * time.Millisecond

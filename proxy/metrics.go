@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -20,7 +21,7 @@ type metrics struct {
 	cancels  *prometheus.CounterVec // by leg, cause
 	retries  prometheus.Counter
 	asked    *prometheus.CounterVec // coordinates by result
-	seconds  *prometheus.HistogramVec
+	phases   *prometheus.HistogramVec
 }
 
 var secondsBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
@@ -39,18 +40,33 @@ func newMetrics(r *Router) *metrics {
 			Name: "kvferry_router_retried_legs_total", Help: "Legs of second attempts.",
 		}),
 		asked: counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kvferry_router_request_seconds", Help: "Time to the first chunk of a stream, and to the end of a good answer.",
+		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvferry_router_phase_seconds", Help: "Phases of good requests. prefill: P's leg; decode_first_chunk: D's leg to the first piece of its stream; " +
+				"handoff: P's answer to that piece; first_chunk: client's request to that piece; total: to the end of the answer.",
 			Buckets: secondsBuckets,
 		}, []string{"phase"}),
 	}
-	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.seconds, inFlight{r},
+	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.phases, inFlight{r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// What the router can see of where a request's time goes. A pair of legs is observed by prefill,
+// decode_first_chunk and handoff, a client's request by the others.
+const (
+	phasePrefill     = "prefill"
+	phaseDecodeFirst = "decode_first_chunk"
+	phaseHandoff     = "handoff"
+	phaseFirstChunk  = "first_chunk"
+	phaseTotal       = "total"
+)
+
+func (m *metrics) phase(name string, d time.Duration) {
+	m.phases.WithLabelValues(name).Observe(d.Seconds())
 }
 
 func (m *metrics) refused(api core.API, status int) {
@@ -78,12 +94,15 @@ type inFlight struct{ r *Router }
 
 var (
 	clientsDesc = prometheus.NewDesc("kvferry_router_inflight", "Client requests at this moment.", nil, nil)
-	legsDesc    = prometheus.NewDesc("kvferry_router_inflight_legs", "Legs at this moment.", []string{"leg", "engine"}, nil)
+	stateDesc   = prometheus.NewDesc("kvferry_router_upstream_state",
+		"1: the last leg on the engine did well, or there was none; 0: it failed by the engine's fault.", []string{"leg", "engine"}, nil)
+	legsDesc = prometheus.NewDesc("kvferry_router_inflight_legs", "Legs at this moment.", []string{"leg", "engine"}, nil)
 )
 
 func (inFlight) Describe(ch chan<- *prometheus.Desc) {
 	ch <- clientsDesc
 	ch <- legsDesc
+	ch <- stateDesc
 }
 
 func (c inFlight) Collect(ch chan<- prometheus.Metric) {
@@ -91,6 +110,11 @@ func (c inFlight) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range c.r.pools {
 		for _, s := range p.status() {
 			ch <- prometheus.MustNewConstMetric(legsDesc, prometheus.GaugeValue, float64(s.InFlight), p.leg.String(), s.Engine)
+			state := 1.0
+			if s.Failing {
+				state = 0
+			}
+			ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, state, p.leg.String(), s.Engine)
 		}
 	}
 }

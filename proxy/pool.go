@@ -29,6 +29,7 @@ type target struct {
 		requests  uint64
 		failures  uint64
 		lastError string
+		failing   bool       // its last leg failed by its own fault
 		peer      *core.Peer // coordinates, once known
 		gen       uint64     // changes with each answer of the engine
 		question  *question  // under way
@@ -45,7 +46,7 @@ func newPool(leg core.Leg, targets []Target, policy core.Policy) *pool {
 		}
 		nt := &target{leg: leg, url: u, name: u.Host}
 		if t.Peer != nil {
-			peer, err := t.Peer.Check(u.Hostname())
+			peer, err := checkPeer(leg == core.Decode, *t.Peer, u)
 			if err != nil {
 				panic("proxy: validated coordinates are not valid: " + err.Error())
 			}
@@ -80,13 +81,25 @@ func (p *pool) take(avoid *target) *target {
 	return t
 }
 
+// giveBack ends a leg that was never sent.
+func (t *target) giveBack() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.inFlight--
+	t.mu.requests--
+}
+
 // give ends a leg. A failure of this engine that was not the router's own doing is remembered for
 // /status.
 func (t *target) give(f *core.Failure) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.inFlight--
-	if f != nil && f.Kind != core.Cancelled && f.Engine == t.name {
+	switch {
+	case f == nil:
+		t.mu.failing = false
+	case f.Kind != core.Cancelled && f.Engine == t.name:
+		t.mu.failing = f.Status >= 500 // a bad request is its client's fault
 		t.mu.failures++
 		t.mu.lastError = f.Message
 	}

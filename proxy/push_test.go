@@ -125,8 +125,8 @@ func TestDecodeOnly(t *testing.T) {
 	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
 	r := pair(t, p, d)
 	for body, reason := range map[string]string{
-		`{"prompt":"x","n":2}`:                                 "n is above 1",
-		`{"prompt":["a","b"]}`:                                 "several prompts",
+		`{"prompt":"x","n":2.0}`:                               "n is no integer",
+		`{"prompt":["a",[1]]}`:                                 "prompts of several types",
 		`{"prompt":"x","kv_transfer_params":null,"echo":true}`: "echo is set",
 	} {
 		resp, got, err := r.post(t, "/v1/completions", body)

@@ -71,6 +71,14 @@ func DecodeBody(client *openai.Object, p Peer, request kv.RequestID, id kv.Trans
 	return o.Bytes()
 }
 
+// HandoffBody is D's leg in pull: the client's body with the parameters that P has answered with, to the
+// byte, so that keys that this router does not know reach D.
+func HandoffBody(client *openai.Object, handoff []byte) []byte {
+	o := client.Clone()
+	o.Set("kv_transfer_params", handoff)
+	return o.Bytes()
+}
+
 // AloneBody is the leg of a request that D serves alone.
 func AloneBody(client *openai.Object) []byte {
 	o := client.Clone()

@@ -165,15 +165,20 @@ func TestPlan(t *testing.T) {
 		{Completions, `{"prompt":7}`, ""},
 		{Completions, `{"prompt":"x","n":1,"best_of":null,"echo":false,"prompt_logprobs":null}`, ""},
 		{Completions, `{"prompt":"x","n":"2"}`, ""}, // the engine's to refuse
-		{Completions, `{"prompt":"x","n":2}`, "n is above 1"},
+		{Completions, `{"prompt":"x","n":2}`, ""},
+		{Completions, `{"prompt":"x","n":2.5}`, "n is no integer"},
+		{Completions, `{"prompt":"x","n":257}`, "more than 256 answers"},
+		{Completions, `{"prompt":["x","y"],"n":129}`, "more than 256 answers"},
+		{Completions, `{"prompt":["x",[1]]}`, "prompts of several types"},
+		{Completions, `{"prompt":"x","n":2,"stream_options":{"continuous_usage_stats":true}}`, "usage is asked for in every chunk"},
 		{Completions, `{"prompt":"x","best_of":3}`, "best_of is above 1"},
 		{Completions, `{"prompt":"x","echo":true}`, "echo is set"},
 		{Completions, `{"prompt":"x","prompt_logprobs":0}`, "prompt_logprobs is set"},
 		{Completions, `{"prompt":"x","use_beam_search":true}`, "use_beam_search is set"},
-		{Completions, `{"prompt":["x"]}`, "several prompts"},
-		{Completions, `{"prompt":[ [1],[2]]}`, "several prompts"},
+		{Completions, `{"prompt":["x"]}`, ""},
+		{Completions, `{"prompt":[ [1],[2]]}`, ""},
 		{ChatCompletions, `{"messages":[],"prompt":["x"]}`, ""},
-		{ChatCompletions, `{"n":2}`, "n is above 1"},
+		{ChatCompletions, `{"n":2}`, ""},
 	} {
 		p, err := NewPlan(c.api, object(t, c.body))
 		if err != nil || p.Reason != c.reason || p.Disaggregate != (c.reason == "") {
@@ -201,7 +206,7 @@ func TestPeerCheck(t *testing.T) {
 		"tp_size":       func(p *Peer) { p.TPSize = 0 },
 		"tp_size is 10": func(p *Peer) { p.TPSize = 1025 },
 		"pp_size":       func(p *Peer) { p.PPSize = -1 },
-		"transfer_mode": func(p *Peer) { p.Mode = "pull" },
+		"transfer_mode": func(p *Peer) { p.Mode = "both" },
 		"role":          func(p *Peer) { p.Role = "decode" },
 	} {
 		p := good

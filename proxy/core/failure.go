@@ -30,6 +30,7 @@ const (
 	Garbage     Kind = "garbage"     // the engine's answer is not one
 	NoHandoff   Kind = "no_handoff"  // P answered well, but kept no KV
 	Coordinates Kind = "coordinates" // P could not say where it is
+	Unpaired    Kind = "unpaired"    // P and D cannot work together
 	Cancelled   Kind = "cancelled"   // the router ended the leg
 	Internal    Kind = "internal"    // a fault of the router
 )

@@ -1,9 +1,15 @@
 package core
 
+import "github.com/kvferry/kvferry/openai"
+
 const (
 	// MaxClientRequestID bounds a client's X-Request-Id. The legs' ids are made of it, and engines
 	// put them into every notification about the request.
 	MaxClientRequestID = 128
+
+	// MaxAnswers bounds the answers of one request, prompts times n: each becomes a pair of legs of its
+	// own. D gets requests for more as they are, and says what it thinks of them.
+	MaxAnswers = openai.MaxChoices
 
 	// MaxRanks bounds tp_size and pp_size of an engine's coordinates; a decode engine allocates per
 	// rank. Real ones are below 1024.

@@ -14,6 +14,28 @@ type Config struct {
 	Attempts int
 }
 
+// Order is how the legs of an attempt follow each other.
+type Order uint8
+
+const (
+	// Together: D's leg is sent at once; P writes into D's blocks (push).
+	Together Order = iota
+	// InOrder: D's leg is sent when P has answered, with P's own parameters; D reads P's blocks (pull).
+	InOrder
+)
+
+// Source is where D's leg gets the KV from.
+type Source uint8
+
+const (
+	// NoKV: D computes the prompt itself.
+	NoKV Source = iota
+	// FromCoordinates: from a P that is named by its coordinates.
+	FromCoordinates
+	// FromHandoff: by the parameters of P's answer, as they are.
+	FromHandoff
+)
+
 // Event is what a driver tells a Machine.
 type Event interface{ event() }
 
@@ -22,13 +44,21 @@ type (
 	Begin struct{}
 	// Chunk: D has sent a piece of a stream.
 	Chunk struct{ Attempt int }
+	// Located: the engines of an attempt are known, and so is the order of its legs; or they are no
+	// pair, and Failure says why. It answers Locate, once, unless the attempt has ended before.
+	Located struct {
+		Attempt int
+		Order   Order
+		Failure *Failure
+	}
 	// Ended: a leg is over and nothing of it is left. Failure is nil when its answer is complete:
-	// P keeps the KV; D's stream is whole, or its answer is at hand. Each leg that was started ends
-	// once.
+	// D's stream is whole, or its answer is at hand. Each leg that was started ends once.
 	Ended struct {
 		Leg     Leg
 		Attempt int
 		Failure *Failure
+		// Handoff: P keeps the KV and has said where. Always false for D.
+		Handoff bool
 	}
 	// ClientGone: nobody reads the answer any more.
 	ClientGone struct{}
@@ -37,6 +67,7 @@ type (
 )
 
 func (Begin) event()      {}
+func (Located) event()    {}
 func (Chunk) event()      {}
 func (Ended) event()      {}
 func (ClientGone) event() {}
@@ -46,12 +77,17 @@ func (Tick) event()       {}
 type Action interface{ action() }
 
 type (
-	// StartLeg sends a leg. Attempts count from 1; each has ids of its own.
+	// Locate finds out how the engines of an attempt work together; Located follows. Attempts count
+	// from 1; each has engines and ids of its own.
+	Locate struct{ Attempt int }
+	// StartLeg sends a leg. Source is for D's.
 	StartLeg struct {
 		Leg     Leg
 		Attempt int
+		Source  Source
 	}
-	// CancelLeg ends a leg at once; Ended follows.
+	// CancelLeg ends a leg; Ended follows. A leg with a hand-off ends only when D has had the time to
+	// take it, so that D can tell P to let go.
 	CancelLeg struct {
 		Leg     Leg
 		Attempt int
@@ -72,6 +108,7 @@ type (
 	End struct{ Outcome Outcome }
 )
 
+func (Locate) action()    {}
 func (StartLeg) action()  {}
 func (CancelLeg) action() {}
 func (Commit) action()    {}
@@ -86,7 +123,9 @@ type Outcome struct {
 	Attempts   int
 	Failure    *Failure // what the client was told; nil if all is well or the client left
 	ClientGone bool
-	FirstChunk time.Time // zero if D streamed nothing
+	// Of the last attempt: when its legs were started, P had answered, D sent its first piece. Zero
+	// for what did not happen.
+	PrefillStart, PrefillDone, DecodeStart, FirstChunk time.Time
 }
 
 type phase uint8
@@ -100,6 +139,7 @@ const (
 )
 
 type legState struct {
+	started   bool
 	running   bool
 	cancelled bool
 	since     time.Time // last sign of life, or start
@@ -109,6 +149,9 @@ type legState struct {
 //
 // Whatever happens, there is exactly one of Complete, Reject, Break or nothing (the client left), no
 // Commit after a failure, and End once every started leg has ended.
+//
+// A hand-off of P's is never lost: it goes into D's leg, and if nobody waits for the answer any more, that
+// leg is cancelled at once and D lets P know. Only for engines that are no pair it is left to the lease.
 type Machine struct {
 	cfg          Config
 	disaggregate bool
@@ -116,6 +159,11 @@ type Machine struct {
 	attempt      int
 	committed    bool
 	legs         [numLegs]legState
+	located      bool // the rest is about the attempt, too
+	order        Order
+	unpaired     bool // located without success
+	prefilled    bool // P has answered
+	handoff      bool // and keeps the KV
 	outcome      Outcome
 	out          []Action
 }
@@ -139,12 +187,14 @@ func (m *Machine) Step(now time.Time, ev Event) []Action {
 		if m.phase == idle {
 			m.start(now)
 		}
+	case Located:
+		m.locate(now, ev)
 	case Chunk:
 		m.chunk(now, ev)
 	case Ended:
 		m.legEnded(now, ev)
 	case ClientGone:
-		m.clientGone()
+		m.clientGone(now)
 	case Tick:
 	}
 	m.expire(now)
@@ -157,13 +207,60 @@ func (m *Machine) do(a Action) { m.out = append(m.out, a) }
 func (m *Machine) start(now time.Time) {
 	m.phase = running
 	m.attempt++
-	for leg := Prefill; leg < numLegs; leg++ {
-		m.legs[leg] = legState{}
-		if leg == Prefill && !m.disaggregate {
-			continue
-		}
-		m.legs[leg] = legState{running: true, since: now}
-		m.do(StartLeg{leg, m.attempt})
+	m.legs = [numLegs]legState{}
+	m.located, m.unpaired, m.prefilled, m.handoff = false, false, false, false
+	m.outcome = Outcome{}
+	if !m.disaggregate {
+		m.startDecode(now, NoKV)
+		return
+	}
+	m.legs[Prefill] = legState{started: true, running: true, since: now}
+	m.outcome.PrefillStart = now
+	m.do(StartLeg{Leg: Prefill, Attempt: m.attempt})
+	m.do(Locate{m.attempt})
+}
+
+func (m *Machine) startDecode(now time.Time, from Source) {
+	m.legs[Decode] = legState{started: true, running: true, since: now}
+	m.outcome.DecodeStart = now
+	m.do(StartLeg{Decode, m.attempt, from})
+}
+
+func (m *Machine) locate(now time.Time, ev Located) {
+	if ev.Attempt != m.attempt || m.located || !m.disaggregate {
+		return
+	}
+	m.located, m.order, m.unpaired = true, ev.Order, ev.Failure != nil
+	if m.phase != running {
+		return
+	}
+	if ev.Failure != nil {
+		m.fail(now, ev.Failure)
+		return
+	}
+	m.proceed(now)
+}
+
+// proceed sends D's leg when its time has come.
+func (m *Machine) proceed(now time.Time) {
+	switch {
+	case !m.located || m.legs[Decode].started:
+	case m.order == Together && m.prefilled && !m.handoff:
+		m.fail(now, noHandoff())
+	case m.order == Together:
+		m.startDecode(now, FromCoordinates)
+	case m.handoff:
+		m.startDecode(now, FromHandoff)
+	case m.prefilled:
+		m.startDecode(now, NoKV)
+	}
+}
+
+// release gives a hand-off that nobody will use to D, to be told off at once.
+func (m *Machine) release(now time.Time, cause string) {
+	if m.handoff && !m.unpaired && !m.legs[Decode].started {
+		m.startDecode(now, FromHandoff)
+		m.cancelLeg(Decode, cause)
 	}
 }
 
@@ -186,24 +283,38 @@ func (m *Machine) legEnded(now time.Time, ev Ended) {
 		return
 	}
 	leg.running = false
-	if m.phase != running {
-		return
+	if ev.Leg == Prefill && ev.Failure == nil {
+		m.prefilled, m.handoff = true, ev.Handoff
+		m.outcome.PrefillDone = now
 	}
 	switch {
+	case m.phase != running:
+		m.release(now, "nobody waits for it")
 	case ev.Failure != nil:
-		m.fail(ev.Failure)
-	case ev.Leg == Prefill:
-		m.legs[Decode].since = now
-	default:
+		m.fail(now, ev.Failure)
+	case ev.Leg == Decode:
 		m.phase = answered
 		m.do(Complete{Streamed: m.committed})
 		m.cancel("decode has answered")
+	case !m.handoff && m.located && m.order == Together:
+		m.fail(now, noHandoff())
+	default:
+		m.legs[Decode].since = now
+		m.proceed(now)
+	}
+}
+
+// noHandoff: D waits for KV that will not come. In order, D would not have been asked for it.
+func noHandoff() *Failure {
+	return &Failure{
+		Leg: Prefill, Kind: NoHandoff, Status: 502,
+		Message: "it computed the prompt but kept no KV: see its log, and whether it runs with a KV connector",
 	}
 }
 
 // fail ends the attempt: the first failure counts, what the sibling says afterwards does not. Once D
 // streams it has all of P's KV, so that a failure of P costs the client nothing any more.
-func (m *Machine) fail(f *Failure) {
+func (m *Machine) fail(now time.Time, f *Failure) {
 	if f.Leg == Prefill && m.committed {
 		m.cancelLeg(Prefill, "decode goes on without it")
 		return
@@ -221,15 +332,17 @@ func (m *Machine) fail(f *Failure) {
 		m.do(Reject{f})
 	}
 	m.cancel("the " + f.Leg.String() + " leg failed")
+	m.release(now, "the "+f.Leg.String()+" leg failed")
 }
 
-func (m *Machine) clientGone() {
+func (m *Machine) clientGone(now time.Time) {
 	if m.phase != running && m.phase != retrying {
 		return
 	}
 	m.phase = answered
 	m.outcome.ClientGone = true
 	m.cancel("the client left")
+	m.release(now, "the client left")
 }
 
 func (m *Machine) cancel(cause string) {
@@ -275,7 +388,7 @@ func (m *Machine) expire(now time.Time) {
 	if leg == Decode && m.committed {
 		bound, what = m.cfg.Idle, "has sent nothing of its stream"
 	}
-	m.fail(&Failure{
+	m.fail(now, &Failure{
 		Leg: leg, Kind: Timeout, Status: 504,
 		Message: "the engine " + what + " for " + bound.String() + "; it is overloaded or stuck: see its /metrics, or raise the router's timeout",
 	})

@@ -17,8 +17,14 @@ var (
 
 func describe(a Action) string {
 	switch a := a.(type) {
+	case Locate:
+		return fmt.Sprintf("locate #%d", a.Attempt)
 	case StartLeg:
-		return fmt.Sprintf("start %s #%d", a.Leg, a.Attempt)
+		s := fmt.Sprintf("start %s #%d", a.Leg, a.Attempt)
+		if a.Leg == Decode {
+			s += [...]string{", no KV", ", from coordinates", ", from hand-off"}[a.Source]
+		}
+		return s
 	case CancelLeg:
 		return fmt.Sprintf("cancel %s #%d: %s", a.Leg, a.Attempt, a.Cause)
 	case Commit:
@@ -75,8 +81,14 @@ func TestScenarios(t *testing.T) {
 				ev = Begin{}
 			case "chunk":
 				ev = Chunk{attempt}
+			case "push":
+				ev = Located{Attempt: attempt}
+			case "pull":
+				ev = Located{Attempt: attempt, Order: InOrder}
+			case "unpaired":
+				ev = Located{Attempt: attempt, Failure: &Failure{Leg: Prefill, Kind: Unpaired, Status: 502, Retry: d.HasArg("retry")}}
 			case "done":
-				ev = Ended{Leg: which, Attempt: attempt}
+				ev = Ended{Leg: which, Attempt: attempt, Handoff: which == Prefill && !d.HasArg("nothing")}
 			case "failed":
 				f := &Failure{Leg: which, Kind: Status, Status: 500, Retry: d.HasArg("retry"), Told: d.HasArg("told")}
 				ev = Ended{Leg: which, Attempt: attempt, Failure: f}
@@ -116,10 +128,15 @@ func TestMachineInvariants(t *testing.T) {
 			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "dt")) * time.Second)
 			d.take(m.Step(now, d.event()))
 		}
-		// Whatever the state: time alone must bring the answer, and ended legs the end.
+		// Whatever the state: located, time alone must bring the answer, and ended legs the end.
 		for range 20 {
 			if d.over {
 				break
+			}
+			if d.locating {
+				d.locating = false
+				d.located = true
+				d.take(m.Step(now, Located{Attempt: d.attempt, Order: d.drawOrder()}))
 			}
 			if at, ok := m.Deadline(); ok {
 				now = at
@@ -134,6 +151,9 @@ func TestMachineInvariants(t *testing.T) {
 		}
 		if !d.over {
 			t.Fatalf("the request has no end: %+v", d)
+		}
+		if d.handoffs != d.handed {
+			t.Fatalf("%d hand-offs of P's, %d reached D", d.handoffs, d.handed)
 		}
 		if got := m.Step(now.Add(time.Hour), Tick{}); len(got) != 0 {
 			t.Fatalf("actions after the end: %v", got)
@@ -152,6 +172,17 @@ type modelDriver struct {
 	answers   int
 	gone      bool
 	over      bool
+
+	locating, located, unpaired bool // of this attempt
+	order                       Order
+	prefilled, handoff          bool
+	decode                      bool // started
+	handoffs, handed            int  // in all: hand-offs that D should get, and legs of D's that brought one
+}
+
+func (d *modelDriver) drawOrder() Order {
+	d.order = rapid.SampledFrom([]Order{Together, InOrder}).Draw(d.t, "order")
+	return d.order
 }
 
 // event draws one that a driver could send now.
@@ -163,7 +194,8 @@ func (d *modelDriver) event() Event {
 		}
 		leg := Leg(i)
 		f := &Failure{Leg: leg, Kind: Broken, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry"), Told: rapid.Bool().Draw(d.t, "told")}
-		possible = append(possible, Ended{leg, d.attempt, f}, Ended{leg, d.attempt, nil})
+		possible = append(possible, Ended{Leg: leg, Attempt: d.attempt, Failure: f},
+			Ended{Leg: leg, Attempt: d.attempt, Handoff: leg == Prefill && rapid.Bool().Draw(d.t, "hand-off")})
 		if leg == Decode {
 			possible = append(possible, Chunk{d.attempt}, Chunk{d.attempt})
 		}
@@ -171,7 +203,12 @@ func (d *modelDriver) event() Event {
 	if !d.gone {
 		possible = append(possible, ClientGone{})
 	}
-	possible = append(possible, Tick{}, Chunk{d.attempt - 1}, Ended{Decode, d.attempt - 1, nil})
+	if d.locating {
+		f := &Failure{Leg: Prefill, Kind: Coordinates, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry")}
+		possible = append(possible, Located{Attempt: d.attempt, Order: rapid.SampledFrom([]Order{Together, InOrder}).Draw(d.t, "order")},
+			Located{Attempt: d.attempt, Failure: f})
+	}
+	possible = append(possible, Tick{}, Chunk{d.attempt - 1}, Ended{Leg: Decode, Attempt: d.attempt - 1}, Located{Attempt: d.attempt - 1})
 	ev := rapid.SampledFrom(possible).Draw(d.t, "event")
 	switch ev := ev.(type) {
 	case Ended:
@@ -179,6 +216,22 @@ func (d *modelDriver) event() Event {
 			d.running[ev.Leg] = false
 			if ev.Failure != nil {
 				d.failed = true
+			} else if ev.Leg == Prefill {
+				d.prefilled, d.handoff = true, ev.Handoff
+				if ev.Handoff && !d.decode && !d.unpaired {
+					d.handoffs++
+				}
+			}
+		}
+	case Located:
+		if ev.Attempt == d.attempt {
+			d.locating, d.located = false, true
+			d.order = ev.Order
+			if ev.Failure != nil {
+				d.failed, d.unpaired = true, true
+				if d.handoff && !d.decode {
+					d.handoffs-- // it is left to the lease
+				}
 			}
 		}
 	case ClientGone:
@@ -189,22 +242,25 @@ func (d *modelDriver) event() Event {
 
 func (d *modelDriver) take(actions []Action) {
 	t := d.t
-	for _, a := range actions {
+	for i, a := range actions {
 		if d.over {
 			t.Fatalf("%s after the end", describe(a))
 		}
 		switch a := a.(type) {
-		case StartLeg:
-			if d.running[a.Leg] || d.answers > 0 || d.committed || d.gone {
+		case Locate:
+			if a.Attempt != d.attempt || d.alone {
 				t.Fatalf("%s, but: %+v", describe(a), d)
 			}
-			if a.Leg == Prefill && d.alone {
-				t.Fatal("a prefill leg of a request that D serves alone")
+			d.locating = true
+		case StartLeg:
+			if a.Attempt != d.attempt {
+				if d.running[Prefill] || d.running[Decode] {
+					t.Fatal("a new attempt while a leg of the last one runs")
+				}
+				d.failed, d.locating, d.located, d.unpaired, d.prefilled, d.handoff, d.decode = false, false, false, false, false, false, false
 			}
-			if a.Attempt != d.attempt && (d.running[Prefill] || d.running[Decode]) {
-				t.Fatal("a new attempt while a leg of the last one runs")
-			}
-			d.attempt, d.failed = a.Attempt, false
+			d.attempt = a.Attempt
+			d.startLeg(a, actions[i+1:])
 			d.running[a.Leg], d.cancelled[a.Leg] = true, false
 		case CancelLeg:
 			if !d.running[a.Leg] || d.cancelled[a.Leg] {
@@ -247,5 +303,50 @@ func (d *modelDriver) take(actions []Action) {
 	}
 	if d.over && d.answers == 0 && !d.gone {
 		t.Fatal("the end without an answer, and the client waits")
+	}
+}
+
+// startLeg checks one start; behind are the actions of the same step that follow it.
+func (d *modelDriver) startLeg(a StartLeg, behind []Action) {
+	t := d.t
+	if d.running[a.Leg] {
+		t.Fatalf("%s twice", describe(a))
+	}
+	if a.Leg == Prefill {
+		if d.alone || d.answers > 0 || d.committed || d.gone {
+			t.Fatalf("%s, but: %+v", describe(a), d)
+		}
+		return
+	}
+	if d.decode {
+		t.Fatalf("%s twice in one attempt", describe(a))
+	}
+	d.decode = true
+	wanted := d.answers == 0 && !d.committed && !d.gone && !d.failed
+	switch a.Source {
+	case NoKV:
+		if !d.alone && (!d.located || d.order != InOrder || !d.prefilled || d.handoff) || !wanted {
+			t.Fatalf("%s, but: %+v", describe(a), d)
+		}
+	case FromCoordinates:
+		if d.alone || !d.located || d.order != Together || d.unpaired || !wanted {
+			t.Fatalf("%s, but: %+v", describe(a), d)
+		}
+		if d.handoff {
+			d.handed++ // by the coordinates, as it should
+		}
+	case FromHandoff:
+		if d.alone || !d.handoff || d.unpaired || d.running[Prefill] || d.located && d.order == Together && wanted {
+			t.Fatalf("%s, but: %+v", describe(a), d)
+		}
+		d.handed++
+		if !wanted { // only to tell P to let go
+			for _, b := range behind {
+				if c, ok := b.(CancelLeg); ok && c.Leg == Decode {
+					return
+				}
+			}
+			t.Fatalf("%s runs, and nobody waits for it: %+v", describe(a), d)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -22,7 +23,7 @@ type Peer struct {
 
 // Check completes coordinates that an engine told about itself and refuses those that no decode
 // engine could use. An engine that listens on every address, or tells no host, is reached where the
-// router reaches it: at httpHost.
+// router reaches it: at httpHost. In pull everything but mode and role is P's to tell with each answer.
 func (p Peer) Check(httpHost string) (Peer, error) {
 	if a, err := netip.ParseAddr(p.Host); p.Host == "" || err == nil && a.IsUnspecified() {
 		p.Host = httpHost
@@ -31,6 +32,12 @@ func (p Peer) Check(httpHost string) (Peer, error) {
 		p.PPSize = 1
 	}
 	switch {
+	case p.Role == "decode":
+		return p, fmt.Errorf("role is %q: a decode engine stands in the prefill pool", p.Role)
+	case p.Mode == kv.Pull:
+		return p, nil
+	case p.Mode != "" && p.Mode != kv.Push:
+		return p, fmt.Errorf("transfer_mode is %q, use push or pull", p.Mode)
 	case p.EngineID == "" || len(p.EngineID) > MaxText:
 		return p, fmt.Errorf("engine_id has %d bytes, must have 1 to %d", len(p.EngineID), MaxText)
 	case p.Host == "" || len(p.Host) > MaxText:
@@ -41,12 +48,30 @@ func (p Peer) Check(httpHost string) (Peer, error) {
 		return p, fmt.Errorf("tp_size is %d, must be 1 to %d", p.TPSize, MaxRanks)
 	case p.PPSize < 1 || p.PPSize > MaxRanks:
 		return p, fmt.Errorf("pp_size is %d, must be 1 to %d", p.PPSize, MaxRanks)
-	case p.Mode != "" && p.Mode != kv.Push:
-		return p, fmt.Errorf("transfer_mode is %q, but this router pushes", p.Mode)
-	case p.Role == "decode":
-		return p, fmt.Errorf("role is %q: a decode engine stands in the prefill pool", p.Role)
 	}
 	return p, nil
+}
+
+// CheckDecode refuses coordinates of a decode engine that cannot be one. Only its mode matters.
+func (p Peer) CheckDecode() error {
+	switch {
+	case p.Mode != "" && p.Mode != kv.Push && p.Mode != kv.Pull:
+		return fmt.Errorf("transfer_mode is %q, use push or pull", p.Mode)
+	case p.Role == "prefill":
+		return fmt.Errorf("role is %q: a prefill engine stands in the decode pool", p.Role)
+	}
+	return nil
+}
+
+// Pair tells in which mode two engines work together, or why they do not. An engine that does not
+// tell its mode works in the other's; if neither does, it is push.
+func Pair(p, d Peer) (kv.TransferMode, error) {
+	mode := cmp.Or(p.Mode, d.Mode, kv.Push)
+	if d.Mode != "" && d.Mode != mode {
+		return mode, fmt.Errorf("the prefill engine is in transfer mode %s, the decode engine in %s: start both with --mode %[1]s, or both with --mode %[2]s "+
+			"(stock engines: with the push or the pull connector of NIXL)", mode, d.Mode)
+	}
+	return mode, nil
 }
 
 // CheckClientRequestID says what is wrong with a client's X-Request-Id. It becomes part of ids that

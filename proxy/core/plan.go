@@ -2,7 +2,6 @@ package core
 
 import (
 	"bytes"
-	"fmt"
 	"strconv"
 
 	"github.com/kvferry/kvferry/openai"
@@ -30,13 +29,19 @@ type Plan struct {
 	// Disaggregate: both legs. Otherwise D serves the request alone, for the Reason given.
 	Disaggregate bool
 	Reason       string
+	// Answers are the bodies of a request for several answers, or for a list of one prompt: each goes
+	// to a pair of its own. Nil: the body is one request.
+	Answers []*openai.Object
+	// PerPrompt is how many neighbouring Answers have the same prompt.
+	PerPrompt int
 }
 
-// NewPlan decides by the body. D serves alone what one hand-off cannot describe:
+// NewPlan decides by the body. One hand-off describes one prompt and one answer; requests for more
+// are split. D serves alone what cannot be split:
 //
-//   - several answers (n, best_of, beam search) and several prompts become engine requests of their
-//     own, while the hand-off parameters name one; the others would wait for KV that never comes;
-//   - echo and prompt_logprobs need logits of the prompt, which D only has if it computes the prompt.
+//   - best_of and beam search choose among answers;
+//   - echo and prompt_logprobs need logits of the prompt, which D only has if it computes the prompt;
+//   - usage counts in every chunk would be those of parts.
 //
 // A hand-off that the client brings along is refused: it names hosts and blocks (B-117 of
 // field-reports.md). Fields of a wrong type are left to the engine, which names them.
@@ -48,10 +53,8 @@ func NewPlan(api API, body *openai.Object) (Plan, error) {
 		}
 	}
 	reason := ""
-	for _, name := range []string{"n", "best_of"} {
-		if raw := body.Present(name); raw != nil && isNumberAbove(raw, 1) {
-			reason = fmt.Sprintf("%s is above 1", name)
-		}
+	if raw := body.Present("best_of"); raw != nil && isNumberAbove(raw, 1) {
+		reason = "best_of is above 1"
 	}
 	for _, name := range []string{"echo", "use_beam_search"} {
 		if string(body.Present(name)) == "true" {
@@ -61,10 +64,20 @@ func NewPlan(api API, body *openai.Object) (Plan, error) {
 	if body.Present("prompt_logprobs") != nil {
 		reason = "prompt_logprobs is set"
 	}
-	if api == Completions && severalPrompts(body.Present("prompt")) {
-		reason = "several prompts"
+	plan := Plan{API: api, PerPrompt: 1}
+	if reason == "" {
+		plan.Answers, plan.PerPrompt, reason = split(api, body)
 	}
-	return Plan{API: api, Disaggregate: reason == "", Reason: reason}, nil
+	if len(plan.Answers) > 1 && continuousUsage(body) {
+		plan.Answers, reason = nil, "usage is asked for in every chunk"
+	}
+	plan.Disaggregate, plan.Reason = reason == "", reason
+	return plan, nil
+}
+
+func continuousUsage(body *openai.Object) bool {
+	o, err := openai.ParseObject(body.Present("stream_options"))
+	return err == nil && string(o.Present("continuous_usage_stats")) == "true"
 }
 
 func isNumberAbove(raw []byte, bound float64) bool {
@@ -72,8 +85,7 @@ func isNumberAbove(raw []byte, bound float64) bool {
 	return err == nil && f > bound
 }
 
-// severalPrompts recognises a list of prompts, whatever its length: a list of one gets no exception,
-// because the engine's ids for it are those of a list.
+// severalPrompts recognises a list of prompts, whatever its length.
 func severalPrompts(raw []byte) bool {
 	if len(raw) == 0 || raw[0] != '[' {
 		return false
