@@ -203,8 +203,7 @@ func wants(rounds []*round, key core.Key) *round {
 // satisfied: a peer has got all that it fetched under an id.
 func (h *Hub) satisfied(id string) {
 	if b := h.bindings[id]; b != nil {
-		b.satisfied = true
-		h.giveUp(b)
+		b.satisfied = true // what it did not want was given back as it came
 		if b.live == 0 {
 			h.forget(b)
 		}

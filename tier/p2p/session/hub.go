@@ -130,6 +130,7 @@ func (h *Hub) handle(ev Event) {
 		}
 	case Up:
 		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
+			s.up = true
 			s.remote = netip.AddrPortFrom(ev.Remote.Addr().Unmap(), ev.Remote.Port())
 		}
 	case Down:

@@ -27,6 +27,7 @@ type session struct {
 	// dialled: our connect is on its way. admitted: our agent can write to it. acked: we may send.
 	dialled, admitted, acked bool
 	dead                     bool
+	up                       bool // the connection stood
 	active                   time.Time
 	handshake                *timer
 	badKeys                  int
@@ -267,7 +268,9 @@ func (s *session) end(why string) {
 	if s.theirs != nil {
 		h.emit(Dismiss{Peer: s.peer, Gen: s.gen, Agent: s.agent})
 	}
-	h.pause(s.peer)
+	if s.up {
+		h.pause(s.peer)
+	}
 }
 
 // pause keeps the next dial to a peer away from this one's end.
