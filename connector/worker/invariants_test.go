@@ -41,6 +41,14 @@ type world struct {
 
 	alive map[string]int // registrations received, neither dropped nor written, by engine and id
 
+	seqs     map[agent.Name]uint64                  // the last number of a control message that we were sent
+	cancels  map[agent.Name]map[uint64]kv.RequestID // that we have sent: of which receive, "" of none
+	writable map[kv.RequestID]agent.Name            // receives that an agent may still write
+	shut     bool
+	asked    map[agent.Name]map[uint64]string // cancels that we were sent, by whom: of which registration
+	promised map[string]bool                  // registrations of which we have said that they are not written any more
+	writes   map[agent.TransferID]string      // posted and not stopped: of which registration
+
 	gens   map[agent.Name]uint64
 	last   input // the last registration
 	serial int
@@ -56,7 +64,10 @@ func machineInvariants(t *rapid.T) {
 	w := &world{t: t, m: newMachine(machineConfig()), now: time.Unix(1000, 0),
 		flights: map[connector.PeerAddr]bool{}, pins: map[*remote]int{}, grants: map[agent.GrantID]kv.RequestID{}, granted: map[uint64]agent.GrantID{},
 		receives: map[kv.RequestID]bool{}, wire: map[kv.RequestID]string{}, holds: map[kv.RequestID]bool{}, reading: map[agent.TransferID]kv.RequestID{},
-		resulted: map[agent.TransferID]bool{}, served: map[string]bool{}, gens: map[agent.Name]uint64{}, alive: map[string]int{}}
+		resulted: map[agent.TransferID]bool{}, served: map[string]bool{}, gens: map[agent.Name]uint64{}, alive: map[string]int{},
+		seqs: map[agent.Name]uint64{}, cancels: map[agent.Name]map[uint64]kv.RequestID{}, writable: map[kv.RequestID]agent.Name{},
+		asked: map[agent.Name]map[uint64]string{}, promised: map[string]bool{}, writes: map[agent.TransferID]string{}}
+	w.m.irrevocable = rapid.IntRange(0, 2).Draw(t, "irrevocable") == 0
 	t.Repeat(map[string]func(*rapid.T){
 		"register":   w.register,
 		"finish":     w.finish,
@@ -75,6 +86,14 @@ func machineInvariants(t *rapid.T) {
 		"regAgain":   w.notify,
 		"replay":     w.replay,
 		"finishMore": w.finish,
+		"queue":      w.queue,
+		"withdraw":   w.withdraw,
+		"state":      w.state,
+		"stateMore":  w.state,
+		"ack":        w.ack,
+		"failed":     w.failed,
+		"beat":       w.beat,
+		"cancelled":  w.cancelled,
 	})
 	w.drain()
 }
@@ -128,6 +147,32 @@ func (w *world) carryOut(a action) input {
 			w.t.Fatal(err)
 		}
 		w.wire[n.(*wire.PushReg).RequestID] = string(a.peer.Name)
+		w.writable[w.m.consumer.receives[a.receive].reg.ID] = a.peer.Name
+	case notify:
+		n, err := wire.ParseNotification(a.msg)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if c, ok := n.(*wire.Ack); ok {
+			if key := w.asked[a.peer.Name][c.Seq]; key != "" {
+				for _, writing := range w.writes {
+					if writing == key {
+						w.t.Fatalf("the cancel of %s is acknowledged while it is written", key)
+					}
+				}
+				w.promised[key] = true
+			}
+		}
+		if c, ok := n.(*wire.Cancel); ok {
+			name := a.peer.Name
+			if w.cancels[name] == nil {
+				w.cancels[name] = map[uint64]kv.RequestID{}
+			}
+			w.cancels[name][c.Seq] = ""
+			if r := w.m.consumer.byWireID[c.ID]; r != nil && r.gen == c.Generation {
+				w.cancels[name][c.Seq] = r.reg.ID
+			}
+		}
 	case post:
 		return w.posted(a)
 	case reportReceived:
@@ -135,6 +180,10 @@ func (w *world) carryOut(a action) input {
 			w.t.Fatalf("receive %s is reported twice or for nothing", a.ID)
 		}
 		delete(w.receives, a.ID)
+		if agent, yes := w.writable[a.ID]; yes && w.m.irrevocable && a.Err != nil && !w.shut {
+			w.t.Fatalf("receive %s is reported (%s) while %s may write it", a.ID, a.Err.Reason, agent)
+		}
+		delete(w.writable, a.ID)
 		for g, id := range w.grants {
 			if id == a.ID {
 				w.t.Fatalf("receive %s is reported while grant %v lives", a.ID, g)
@@ -194,7 +243,11 @@ func (w *world) posted(a post) input {
 	if w.served[key] {
 		w.t.Fatalf("registration %s is written twice", key)
 	}
+	if w.promised[key] {
+		w.t.Fatalf("registration %s is written after its cancel was acknowledged", key)
+	}
 	w.served[key] = true
+	w.writes[w.nextTransfer+1] = key
 	w.alive[string(u.reg.key.engine)+" "+string(u.reg.key.id)]--
 	w.nextTransfer++
 	w.reading[w.nextTransfer] = u.hold.id
@@ -289,6 +342,13 @@ func (w *world) answer(addr connector.PeerAddr, how int) {
 	if how == 2 {
 		name = "restarted"
 	}
+	for _, other := range []agent.Name{agent.Name(string(addr.Engine) + ".0"), "restarted"} {
+		if other != name {
+			w.gone(other) // another process has its place
+			w.last = nil
+			w.gens[other] += 2
+		}
+	}
 	meta := &wire.AgentMetadata{EngineID: addr.Engine, KVCachesBaseAddr: []uint64{1 << 20}, NumBlocks: 100, BlockLens: []int{64},
 		BlockStrides: []int{64}, KVCacheLayout: "LBHNC", BlockSize: size, PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1,
 		Extension: &wire.Extension{Version: 1, Instance: "i", Capabilities: Capabilities()}}
@@ -340,6 +400,11 @@ func (w *world) complete(t *rapid.T) {
 	}
 	var msg []byte
 	var err error
+	switch r := w.m.consumer.byWireID[id]; {
+	case r == nil || from != r.remote.name():
+	default: // either says that the agent does not write it any more
+		delete(w.writable, r.reg.ID)
+	}
 	if rapid.IntRange(0, 3).Draw(t, "fail") == 0 {
 		msg, err = wire.AppendPushFail(nil, wire.PushFail{ID: id, TP: 1})
 	} else {
@@ -349,6 +414,115 @@ func (w *world) complete(t *rapid.T) {
 		t.Fatal(err)
 	}
 	w.step(notification{agent.Notification{From: agent.PeerID{Name: from, Gen: 1}, Msg: msg}})
+}
+
+func (w *world) queue(t *rapid.T) {
+	id := kv.RequestID(rapid.SampledFrom(worldIDs).Draw(t, "id"))
+	if w.holds[id] {
+		t.Skip("finished")
+	}
+	m := connector.StepMeta{Queued: []connector.QueuedRequest{{ID: id, TransferID: worldTransfer(t), Digest: worldDigest(t)}}}
+	if rapid.Bool().Draw(t, "runs") {
+		m.Processing = []kv.RequestID{id}
+	}
+	w.step(stepMeta{m})
+}
+
+func (w *world) withdraw(t *rapid.T) {
+	w.step(stepMeta{connector.StepMeta{Withdrawn: []connector.Withdrawal{{ID: kv.RequestID(rapid.SampledFrom(worldIDs).Draw(t, "id")),
+		TransferID: worldTransfer(t), Remote: "R", Digest: worldDigest(t), Peer: addrOf(rapid.SampledFrom(worldEngines).Draw(t, "engine"))}}}})
+}
+
+// say delivers a control message of a peer, sometimes of the wrong one, sometimes twice.
+func (w *world) say(t *rapid.T, from agent.Name, n wire.Notification) {
+	msg, err := wire.AppendControl(nil, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := notification{agent.Notification{From: agent.PeerID{Name: from, Gen: kv.Generation(rapid.IntRange(1, 4).Draw(t, "connection"))}, Msg: msg}}
+	w.step(in)
+	if rapid.IntRange(0, 4).Draw(t, "twice") == 0 {
+		w.step(in)
+	}
+}
+
+// someWire is a receive that was registered, and with whom.
+func (w *world) someWire(t *rapid.T) (kv.RequestID, kv.Generation, agent.Name) {
+	if len(w.wire) == 0 {
+		t.Skip("none")
+	}
+	id := rapid.SampledFrom(slices.Sorted(maps.Keys(w.wire))).Draw(t, "id")
+	gen := kv.Generation(rapid.IntRange(1, 3).Draw(t, "generation"))
+	if r := w.m.consumer.byWireID[id]; r != nil && rapid.IntRange(0, 4).Draw(t, "right") > 0 {
+		gen = max(r.gen, 1)
+	}
+	from := agent.Name(w.wire[id])
+	if rapid.IntRange(0, 9).Draw(t, "stranger") == 0 {
+		from = "stranger"
+	}
+	return id, gen, from
+}
+
+func (w *world) state(t *rapid.T) {
+	id, gen, from := w.someWire(t)
+	state := rapid.SampledFrom([]wire.RequestState{wire.StateUnknown, wire.StateUnmatched, wire.StateQueued, wire.StateRunning, wire.StateFinished,
+		wire.StateWriting, wire.StateSent}).Draw(t, "state")
+	w.say(t, from, &wire.States{Seq: uint64(rapid.IntRange(0, 9).Draw(t, "seq")), Answers: []wire.StateAnswer{{RegistrationRef: refOf(id, gen), State: state}}})
+}
+
+// ack confirms a cancel: its receive is not written any more.
+func (w *world) ack(t *rapid.T) {
+	if len(w.cancels) == 0 {
+		t.Skip("none")
+	}
+	from := rapid.SampledFrom(slices.Sorted(maps.Keys(w.cancels))).Draw(t, "agent")
+	seq := rapid.SampledFrom(slices.Sorted(maps.Keys(w.cancels[from]))).Draw(t, "seq")
+	if id := w.cancels[from][seq]; id != "" {
+		if r := w.m.consumer.byID[id]; r == nil || r.quarantined != nil {
+			delete(w.writable, id)
+		}
+	}
+	w.say(t, from, &wire.Ack{Seq: seq})
+}
+
+func (w *world) failed(t *rapid.T) {
+	id, gen, from := w.someWire(t)
+	w.seqs[from]++
+	w.say(t, from, &wire.Failed{Seq: w.seqs[from], RegistrationRef: refOf(id, gen),
+		Phase: rapid.SampledFrom([]string{"prefill", "lease", "nonsense", ""}).Draw(t, "phase"), Reason: "so it is"})
+}
+
+// theirs is a registration as a D may name it.
+func (w *world) theirs(t *rapid.T) (agent.Name, wire.Sender, kv.RequestID, kv.Generation) {
+	engine := rapid.SampledFrom(worldEngines).Draw(t, "engine")
+	from := agent.Name(engine + ".0")
+	w.seqs[from]++
+	us := wire.Sender{Engine: kv.EngineID(engine), Host: addrOf(engine).Host, Port: 5600, TP: 1}
+	if s := w.m.producer.senders[from]; s != nil && len(s.active) > 0 && rapid.IntRange(0, 3).Draw(t, "known") > 0 {
+		gen := rapid.SampledFrom(slices.Sorted(maps.Keys(s.active))).Draw(t, "generation")
+		return from, us, s.active[gen].key.id, max(gen, 1)
+	}
+	return from, us, kv.RequestID(rapid.SampledFrom(worldIDs).Draw(t, "id")), kv.Generation(max(1, int(w.gens[from])-rapid.IntRange(0, 2).Draw(t, "old")))
+}
+
+func (w *world) beat(t *rapid.T) {
+	from, us, id, gen := w.theirs(t)
+	w.say(t, from, &wire.Beat{Seq: w.seqs[from], From: us, Names: []kv.RequestID{id, "x"}, Registrations: []wire.RegistrationRef{refOf(id, gen)}})
+}
+
+func (w *world) cancelled(t *rapid.T) {
+	from, us, id, gen := w.theirs(t)
+	c := &wire.Cancel{Seq: w.seqs[from], From: us, ID: id, Generation: gen, TransferID: worldTransfer(t), Digest: worldDigest(t), RemoteID: "a-0-11111111"}
+	if rapid.IntRange(0, 3).Draw(t, "unregistered") == 0 {
+		c.Generation = 0
+	}
+	if w.asked[from] == nil {
+		w.asked[from] = map[uint64]string{}
+	}
+	if c.Generation != 0 {
+		w.asked[from][c.Seq] = fmt.Sprint(regKey{from, us.Engine, id}, gen)
+	}
+	w.say(t, from, c)
 }
 
 func (w *world) heartbeat(t *rapid.T) {
@@ -381,14 +555,29 @@ func (w *world) stop(t *rapid.T) {
 		t.Skip("no result yet")
 	}
 	delete(w.reading, id)
+	delete(w.writes, id)
 	w.step(transferStopped{agent.Stopped{Transfer: id}})
 }
 
 func (w *world) lose(t *rapid.T) {
 	name := agent.Name(rapid.SampledFrom(worldEngines).Draw(t, "engine") + ".0")
-	w.last = nil // what a lost agent has sent does not come again
+	w.last = nil      // what a lost agent has sent does not come again
+	w.gens[name] += 2 // nor are its generations used again
+	w.gone(name)
 	w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: kv.Generation(rapid.IntRange(1, 4).Draw(t, "gen"))},
-		Inbound: rapid.Bool().Draw(t, "inbound"), Err: errors.New("reset")}})
+		Inbound: true, Err: errors.New("reset")}})
+	if rapid.Bool().Draw(t, "both ways") {
+		w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: kv.Generation(rapid.IntRange(1, 4).Draw(t, "gen"))}, Err: errors.New("reset")}})
+	}
+}
+
+// gone: an agent cannot write any more.
+func (w *world) gone(name agent.Name) {
+	for id, by := range w.writable {
+		if by == name {
+			delete(w.writable, id)
+		}
+	}
 }
 
 func (w *world) time(t *rapid.T) {
@@ -438,12 +627,14 @@ func (w *world) check() {
 // drain ends everything that waits: afterwards nothing is left.
 func (w *world) drain() {
 	if rapid.Bool().Draw(w.t, "shutdown") {
+		w.shut = true
 		w.step(shutdown{})
 		if len(w.receives)+len(w.grants) > 0 || len(w.holds) > len(w.reading) {
 			w.t.Fatalf("after a shutdown: receives %v, grants %v, holds %v, transfers %v", w.receives, w.grants, w.holds, w.reading)
 		}
 	}
 	w.step(stepMeta{connector.StepMeta{HasHeartbeats: true}})
+	w.silence()
 	for range 8 {
 		for addr := range maps.Clone(w.flights) {
 			w.answer(addr, 0)
@@ -454,6 +645,7 @@ func (w *world) drain() {
 				w.step(transferResult{agent.Result{Transfer: id, Outcome: agent.OutcomeClosed}})
 			}
 			delete(w.reading, id)
+			delete(w.writes, id)
 			w.step(transferStopped{agent.Stopped{Transfer: id}})
 		}
 		w.pass(20 * time.Minute)
@@ -471,9 +663,54 @@ func (w *world) drain() {
 	for what, n := range map[string]int{"flights": len(m.flights), "byWireID": len(m.consumer.byWireID), "blocks": len(p.blocks.buckets),
 		"leases": len(p.leases.buckets), "registrations": len(p.registrations), "waiting": len(p.waiting.buckets), "order": p.order.Len(),
 		"ids": p.ids, "pushes": len(p.pushes), "transfers": len(p.transfers), "busy": p.busy.Len(), "notes": len(p.notes.buckets),
-		"note order": p.noteOrder.Len(), "notices": m.notices, "timers": m.timers.Len()} {
+		"note order": p.noteOrder.Len(), "notices": m.notices, "timers": m.timers.Len(), "prefills": len(p.prefills),
+		"expected": len(p.expected.buckets), "withdrawn": len(p.withdrawn) + p.withdrawnOrder.Len(), "letters": m.snapshot().Letters,
+		"pulses": len(m.consumer.pulses), "beats": len(m.beats.byAddr), "quarantined": m.consumer.quarantined + m.consumer.quarantinedBlocks,
+		"active": w.active()} {
 		if n != 0 {
 			w.t.Fatalf("%d %s are left", n, what)
 		}
+	}
+}
+
+func (w *world) active() (n int) {
+	for _, s := range w.m.producer.senders {
+		n += len(s.active)
+	}
+	return n
+}
+
+// silence: nobody says anything any more. What waits for a peer that answers beats ends within the
+// bound; what its agent may still write stays until it is gone.
+func (w *world) silence() {
+	for addr := range maps.Clone(w.flights) {
+		w.answer(addr, 0)
+	}
+	w.pass(w.m.silenceBound() + w.m.interval())
+	for _, r := range w.m.consumer.receives {
+		if r.gen != 0 && r.remote.control && r.quarantined == nil {
+			w.t.Fatalf("receive %s waits in silence", r.reg.ID)
+		}
+	}
+	for id, by := range w.writable {
+		if w.receives[id] && w.m.irrevocable && !w.shut && rapid.Bool().Draw(w.t, "acknowledged") {
+			for seq, of := range w.cancels[by] {
+				if of == id {
+					delete(w.writable, id)
+					msg, _ := wire.AppendControl(nil, &wire.Ack{Seq: seq})
+					w.step(notification{agent.Notification{From: agent.PeerID{Name: by, Gen: 1}, Msg: msg}})
+				}
+			}
+		}
+	}
+	for _, name := range []agent.Name{"Q.0", "R.0", "restarted", "stranger"} {
+		w.gone(name)
+		w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: 9}, Inbound: true, Err: errors.New("reset")}})
+		for gen := range kv.Generation(5) {
+			w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: gen}, Err: errors.New("reset")}})
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.m.producer.prefills)) {
+		w.step(stepMeta{connector.StepMeta{Dropped: []connector.DroppedRequest{{ID: id, Reason: "aborted"}}}})
 	}
 }

@@ -164,6 +164,9 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 		s = m.producer.senderOf(from)
 	}
 	r := s.registration(ref)
+	if r == nil && c.Generation != 0 {
+		r = m.producer.orphan(regKey{from, c.From.Engine, c.ID}, c.Generation)
+	}
 	if r != nil && r.push != nil && (r.push.state == writing || r.push.state == posting) {
 		m.cancelPush(r.push, addr, c)
 		return
@@ -196,6 +199,17 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 		}
 	}
 	m.unwanted(i, c.RemoteID, reason)
+}
+
+// orphan finds a registration that is still being written although its sender's connection was lost
+// since. There are as many at most as transfers in flight.
+func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
+	for _, u := range p.pushes {
+		if u.reg.sender.gone && u.reg.key == key && u.reg.generation() == gen {
+			return u.reg
+		}
+	}
+	return nil
 }
 
 // cancelPush stops a WRITE under way. Every copy of the cancel is acknowledged when it has.
