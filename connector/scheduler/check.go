@@ -31,16 +31,24 @@ func (h *Half) check(r connector.Request) error {
 		return bad("do_remote_prefill is true, but engine %q only prefills; send the decode leg to a decode engine", h.cfg.Engine)
 	}
 	if p.DoRemotePrefill {
-		if err := wire.CheckLeg(&p, kv.Push, wire.DecodeLeg); err != nil {
+		if p.Mode != "" && p.Mode != h.cfg.Mode {
+			return bad("transfer_mode is %q, the mode of engine %q, but engine %q has the mode %q; start both with the same --mode",
+				p.Mode, p.RemoteEngineID, h.cfg.Engine, h.cfg.Mode)
+		}
+		if err := wire.CheckLeg(&p, h.cfg.Mode, wire.DecodeLeg); err != nil {
 			return err
 		}
 		switch {
+		case h.cfg.Mode == kv.Pull && len(p.RemoteBlockIDs) != 1:
+			return bad("remote_block_ids has %d lists; one per KV-cache group is needed, and engine %q has one group", len(p.RemoteBlockIDs), h.cfg.Engine)
+		case p.Readers < 0 || p.Readers > wire.MaxReaders:
+			return bad("%d answers to one prompt are to have its KV; at most %d can", p.Readers, wire.MaxReaders)
 		case p.RemoteEngineID == h.cfg.Engine:
 			return bad("remote_engine_id is this engine's own id %q", h.cfg.Engine)
 		case p.RemotePort < 1 || p.RemotePort > 65535:
 			return bad("remote_port is %d, want 1 to 65535", p.RemotePort)
-		case p.TPSize != h.cfg.TP:
-			return bad("tp_size is %d and engine %q has %d; unequal tensor-parallel sizes are not supported", p.TPSize, h.cfg.Engine, h.cfg.TP)
+		case max(p.TPSize, 1) != h.cfg.TP:
+			return bad("tp_size is %d and engine %q has %d; unequal tensor-parallel sizes are not supported", max(p.TPSize, 1), h.cfg.Engine, h.cfg.TP)
 		case max(p.PPSize, 1) != h.cfg.PP:
 			return bad("pp_size is %d and engine %q has %d; unequal pipeline sizes are not supported", p.PPSize, h.cfg.Engine, h.cfg.PP)
 		}

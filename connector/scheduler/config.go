@@ -18,6 +18,7 @@ type Config struct {
 	TP     int         // tensor-parallel ranks; default 1
 	PP     int         // pipeline stages; default 1
 	Role   connector.Role
+	Mode   kv.TransferMode // who moves the bytes; default kv.Push
 
 	BlockSize int // tokens per logical block
 
@@ -39,6 +40,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.PP == 0 {
 		c.PP = 1
+	}
+	if c.Mode == "" {
+		c.Mode = kv.Push
 	}
 	if c.Lease == 0 {
 		c.Lease = connector.DefaultLease
@@ -65,6 +69,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: TP %d x PP %d, want at least 1 each and at most %d ranks", c.TP, c.PP, maxRanks)
 	case c.Role != connector.Producer && c.Role != connector.Consumer && c.Role != connector.Both:
 		return fmt.Errorf("scheduler: Role is %q, want %q, %q or %q", c.Role, connector.Producer, connector.Consumer, connector.Both)
+	case !c.Mode.Valid():
+		return fmt.Errorf("scheduler: Mode is %q, want %q or %q", c.Mode, kv.Push, kv.Pull)
 	case c.BlockSize < 1:
 		return fmt.Errorf("scheduler: BlockSize is %d, want at least 1 token", c.BlockSize)
 	case c.Lease <= 0:

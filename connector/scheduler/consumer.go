@@ -9,18 +9,18 @@ import (
 	"github.com/kvferry/kvferry/kv"
 )
 
-// stage makes the registration for the blocks that D lacks: from the one that holds the first
-// token not computed to the one that holds the last token of the prompt.
+// stage makes the registration, or in pull the read, for the blocks that D lacks: from the one that
+// holds the first token not computed to the one that holds the last token of which P has the KV.
 func (h *Half) stage(now time.Time, q *request, blocks kv.BlockIDs, computed int) {
-	first, end := computed/h.cfg.BlockSize, ceilDiv(q.prompt, h.cfg.BlockSize)
+	first, end := computed/h.cfg.BlockSize, ceilDiv(q.tokens, h.cfg.BlockSize)
 	var problem string
 	switch {
 	case len(blocks) != 1:
 		problem = fmt.Sprintf("it has blocks of %d KV-cache groups; only one group is supported", len(blocks))
-	case computed < 0 || computed >= q.prompt:
-		problem = fmt.Sprintf("%d tokens are said to be computed of a prompt of %d", computed, q.prompt)
+	case computed < 0 || computed >= q.tokens:
+		problem = fmt.Sprintf("%d tokens are said to be computed of a prompt of %d", computed, q.tokens)
 	case len(blocks[0]) < end:
-		problem = fmt.Sprintf("%d blocks were allocated; its %d prompt tokens need %d", len(blocks[0]), q.prompt, end)
+		problem = fmt.Sprintf("%d blocks were allocated; its %d prompt tokens need %d", len(blocks[0]), q.tokens, end)
 	}
 	if problem != "" {
 		q.err = q.fail(connector.PhaseRegistration, problem)
@@ -39,7 +39,7 @@ func (h *Half) stage(now time.Time, q *request, blocks kv.BlockIDs, computed int
 		TransferID: q.transfer,
 		Blocks:     kv.BlockIDs{mine},
 		StartToken: first * h.cfg.BlockSize,
-		NumTokens:  q.prompt,
+		NumTokens:  q.tokens,
 		Digest:     q.digest,
 		Peer:       q.peer,
 		Lease:      q.lease,
@@ -67,10 +67,10 @@ func (h *Half) cancel(q *request, err *connector.Error) {
 	h.stats.Cancelled++
 }
 
-// withdraw has P told of a request that no rank will register.
+// withdraw has P told of a request that no rank will register or read.
 func (h *Half) withdraw(q *request, why string) {
 	h.withdrawn = append(h.withdrawn, connector.Withdrawal{
-		ID: q.id, TransferID: q.transfer, Remote: q.remote, Digest: q.digest, Peer: q.peer, Reason: why,
+		ID: q.id, TransferID: q.transfer, Remote: q.remote, Digest: q.digest, Peer: q.peer, Readers: q.readers, Reason: why,
 	})
 	h.stats.Withdrawn++
 }

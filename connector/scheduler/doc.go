@@ -36,6 +36,14 @@
 // workers keep and that has a generation, and Released comes when every rank is done with them. A request that ends without
 // blocks, or in another way than by length or stop, is dropped: whoever waits for it is told.
 //
+// # Pull
+//
+// The mode is one per engine. In pull the two legs come one after the other: P's answer names its
+// blocks, and D's request brings these. The ledger is the same; what D stages is a read instead of a
+// registration, of the tokens that P has (fewer than the prompt, if P says so), and P tells its workers
+// of finished requests only, since nobody can ask for one before its answer. A D that needs nothing
+// withdraws, and P frees.
+//
 // # Second look-ups
 //
 // Parameters are used once. After Allocated with them, or after a failed receive, External answers

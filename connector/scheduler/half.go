@@ -14,7 +14,7 @@ type state uint8
 
 const (
 	waiting    state = iota // D: arrived, not yet allocated; heartbeats run
-	staged                  // D: registration waits for the next Metadata
+	staged                  // D: registration or read waits for the next Metadata
 	shipped                 // D: the workers have it; the watchdog runs
 	cancelling              // D: given up; waits until every rank has reported
 	failing                 // D: failed before any rank knew of it; Expire tells
@@ -32,10 +32,13 @@ type request struct {
 	peer     connector.PeerAddr // D: the prefill engine
 	remote   kv.RequestID       // D: the id by which the router names the request at P
 	prompt   int                // tokens
+	tokens   int                // D: of them, whose KV P keeps; all in push
+	readers  int                // D: requests here that take the same KV
+	from     kv.BlockIDs        // D, pull: P's blocks, until staged for the workers
 	digest   connector.Digest
 	state    state
 
-	registration connector.Registration   // D, staged
+	registration connector.Registration   // D, staged: to write or to read
 	keep         connector.FinishedBlocks // P, finished
 	watchdog     deadline.Item[*request]
 	blocks       int              // D: registered; P: held
@@ -108,9 +111,17 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 			TP:     r.Params.TPSize,
 			PP:     max(r.Params.PPSize, 1),
 		}
+		q.peer.TP = max(q.peer.TP, 1)
 		q.lease = r.Params.Lease
+		q.tokens, q.readers = q.prompt, max(r.Params.Readers, 1)
+		if h.cfg.Mode == kv.Pull {
+			q.from = r.Params.RemoteBlockIDs
+			if n := r.Params.RemoteNumTokens; n > 0 {
+				q.tokens = min(n, q.prompt)
+			}
+		}
 		h.heartbeats.add(q)
-	} else {
+	} else if h.cfg.Mode == kv.Push { // nobody asks for it before it has ended otherwise
 		h.queued = append(h.queued, q)
 	}
 	h.requests[r.ID] = q
@@ -118,13 +129,19 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 }
 
 // External is the number of prompt tokens beyond the computed ones that come from a peer: all of
-// them for a decode leg whose parameters have not been used, 0 otherwise.
+// them, or in pull as many as the parameters tell of, for a decode leg whose parameters have not
+// been used, 0 otherwise. In pull it is 0, too, if only the last token is left, which is computed
+// here anyway: then P has nothing to do but to give its blocks back. (In push P writes on its own; it
+// would have to be stopped.)
 func (h *Half) External(id kv.RequestID, computed int) int {
 	q := h.requests[id]
 	if q == nil || q.state != waiting {
 		return 0
 	}
-	return max(0, q.prompt-computed)
+	if h.cfg.Mode == kv.Pull && computed > 0 && computed >= q.prompt-1 {
+		return 0
+	}
+	return max(0, q.tokens-computed)
 }
 
 // Allocated tells that blocks, the request's whole block table, were allocated, that its first
@@ -139,7 +156,9 @@ func (h *Half) Allocated(now time.Time, id kv.RequestID, blocks kv.BlockIDs, com
 	switch q.state {
 	case arrived:
 		q.state = processing
-		h.processing = append(h.processing, q)
+		if h.cfg.Mode == kv.Push {
+			h.processing = append(h.processing, q)
+		}
 	case waiting:
 		if external <= 0 {
 			h.withdraw(q, "its decode request needs no KV from a peer")
@@ -183,8 +202,12 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 		if q.state != staged {
 			continue
 		}
-		m.Registrations = append(m.Registrations, q.registration)
-		q.registration = connector.Registration{}
+		if h.cfg.Mode == kv.Pull {
+			m.Reads = append(m.Reads, connector.Read{Registration: q.registration, Remote: q.remote, RemoteBlocks: q.from, Readers: q.readers})
+		} else {
+			m.Registrations = append(m.Registrations, q.registration)
+		}
+		q.registration, q.from = connector.Registration{}, nil
 		q.state = shipped
 	}
 	for _, q := range h.queued {
@@ -212,7 +235,7 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 	if h.heartbeats.changed {
 		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
 	}
-	any := len(m.Registrations) > 0 || len(m.Queued) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
+	any := len(m.Registrations) > 0 || len(m.Reads) > 0 || len(m.Queued) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
 		len(m.Dropped) > 0 || len(m.Cancels) > 0 || len(m.Withdrawn) > 0 || m.HasHeartbeats
 	return m, any
 }

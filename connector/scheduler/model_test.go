@@ -19,6 +19,7 @@ type model struct {
 	t     *rapid.T
 	h     *Half
 	ranks int
+	pull  bool
 	now   time.Time
 
 	running map[kv.RequestID]*modelRequest // arrived, the engine has not finished it
@@ -31,6 +32,7 @@ type modelRequest struct {
 	id        kv.RequestID
 	producer  bool
 	prompt    int
+	remote    int // tokens that P keeps
 	allocated bool
 	pending   bool // D: allocated with external tokens, Received or ReceiveFailed is owed
 	bornAt    time.Time
@@ -52,11 +54,12 @@ type modelWork struct {
 func TestLedgerAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 3).Draw(t, "ranks")
-		h, err := New(Config{Engine: "E", Host: "e", Port: 1, TP: ranks, Role: connector.Both, BlockSize: 4})
+		mode := rapid.SampledFrom([]kv.TransferMode{kv.Push, kv.Pull}).Draw(t, "mode")
+		h, err := New(Config{Engine: "E", Host: "e", Port: 1, TP: ranks, Role: connector.Both, Mode: mode, BlockSize: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &model{t: t, h: h, ranks: ranks, now: time.Unix(1000, 0), running: map[kv.RequestID]*modelRequest{}, held: map[kv.RequestID]*modelRequest{}}
+		m := &model{t: t, h: h, ranks: ranks, pull: mode == kv.Pull, now: time.Unix(1000, 0), running: map[kv.RequestID]*modelRequest{}, held: map[kv.RequestID]*modelRequest{}}
 		for range ranks {
 			m.workers = append(m.workers, map[kv.RequestID]*modelWork{})
 		}
@@ -85,6 +88,14 @@ func (m *model) arrive(t *rapid.T) {
 	r := connector.Request{ID: id, PromptTokens: q.prompt, Params: kv.TransferParams{DoRemoteDecode: true}}
 	if !q.producer {
 		r.Params = kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P", RemoteRequestID: "R", RemoteHost: "p", RemotePort: 1, TPSize: m.ranks}
+		q.remote = q.prompt
+		if m.pull {
+			r.Params.RemoteBlockIDs = kv.BlockIDs{{1}}
+			if n := rapid.IntRange(0, 25).Draw(t, "remote tokens"); n > 0 {
+				r.Params.RemoteNumTokens = n
+				q.remote = min(n, q.prompt)
+			}
+		}
 	}
 	err := m.h.Arrived(m.now, r)
 	// A local request that is over for the Half may still run in the engine under its id; the
@@ -119,7 +130,7 @@ func (m *model) allocate(t *rapid.T) {
 	switch {
 	case (q.producer || q.allocated) && external != 0:
 		t.Fatalf("%d external tokens for request %s, which has none left", external, q.id)
-	case !q.producer && !q.allocated && external != q.prompt-computed:
+	case !q.producer && !q.allocated && external != m.external(q, computed):
 		t.Fatalf("%d external tokens for request %s with %d of %d computed", external, q.id, computed, q.prompt)
 	}
 	if q.pending {
@@ -136,6 +147,14 @@ func (m *model) allocate(t *rapid.T) {
 	q.allocated = true
 	q.pending = external > 0
 	q.deadline = m.now.Add(connector.DefaultRegistrationTimeout)
+}
+
+// external is what a peer is to bring.
+func (m *model) external(q *modelRequest, computed int) int {
+	if m.pull && computed > 0 && q.prompt-computed <= 1 {
+		return 0 // the last token is computed here anyway
+	}
+	return max(0, q.remote-computed)
 }
 
 func (m *model) finish(t *rapid.T) {
@@ -168,18 +187,28 @@ func (m *model) finish(t *rapid.T) {
 
 func (m *model) metadata(t *rapid.T) {
 	meta, ok := m.h.Metadata(m.now)
-	if ok != (len(meta.Registrations)+len(meta.Dropped)+len(meta.Withdrawn)+len(meta.Queued)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
+	if ok != (len(meta.Registrations)+len(meta.Reads)+len(meta.Dropped)+len(meta.Withdrawn)+len(meta.Queued)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
 		t.Fatalf("metadata %v: %+v", ok, meta)
 	}
-	for _, r := range meta.Registrations {
+	asked := meta.Registrations
+	for _, r := range meta.Reads {
+		asked = append(asked, r.Registration)
+		if len(r.RemoteBlocks) != 1 || r.Remote != "R" || r.Readers != 1 {
+			t.Fatalf("read %+v", r)
+		}
+	}
+	if m.pull && len(meta.Registrations)+len(meta.Queued)+len(meta.Processing)+len(meta.Dropped) > 0 || !m.pull && len(meta.Reads) > 0 {
+		t.Fatalf("metadata of the other mode: %+v", meta)
+	}
+	for _, r := range asked {
 		q := m.running[r.ID]
 		if q == nil || !q.pending || q.shipped {
 			t.Fatalf("registration of %s, which does not wait", r.ID)
 		}
 		q.shipped = true
 		m.give(r.ID, &modelWork{of: q})
-		if want := (q.prompt+3)/4 - r.StartToken/4; len(r.Blocks) != 1 || len(r.Blocks[0]) != want {
-			t.Fatalf("registration of %v for tokens %d to %d", r.Blocks, r.StartToken, q.prompt)
+		if want := (q.remote+3)/4 - r.StartToken/4; len(r.Blocks) != 1 || len(r.Blocks[0]) != want || r.NumTokens != q.remote {
+			t.Fatalf("registration of %v for tokens %d to %d", r.Blocks, r.StartToken, q.remote)
 		}
 	}
 	for _, f := range meta.Finished {

@@ -57,9 +57,12 @@ func (h *Half) hold(now time.Time, q *request, blocks kv.BlockIDs, tokens int) {
 	h.stats.Held++
 }
 
-// drop tells the workers that nobody will get this request's KV.
+// drop tells the workers that nobody will get this request's KV. In pull nobody can have asked for it
+// yet: its answer tells the router.
 func (h *Half) drop(q *request, why string) {
-	h.dropped = append(h.dropped, connector.DroppedRequest{ID: q.id, TransferID: q.transfer, Reason: why})
+	if h.cfg.Mode == kv.Push {
+		h.dropped = append(h.dropped, connector.DroppedRequest{ID: q.id, TransferID: q.transfer, Reason: why})
+	}
 	h.stats.Dropped++
 	h.forget(q)
 }
@@ -80,7 +83,7 @@ func (h *Half) response(q *request, blocks kv.BlockIDs, tokens int) *kv.Transfer
 		DCPSize:         1,
 		PPSize:          h.cfg.PP,
 		RemoteNumTokens: tokens,
-		Mode:            kv.Push,
+		Mode:            h.cfg.Mode,
 		Lease:           q.lease,
 	}
 }

@@ -17,9 +17,10 @@ import (
 // The scenarios drive one Half with block size 4 and print all that comes out of it: results,
 // outcomes, events, the metadata after each command unless it says "keep", and the deadline.
 //
-//	new [role=prefill] [tp=2]
+//	new [role=prefill] [tp=2] [mode=pull]
 //	at t=5
 //	arrive d1 decode tokens=10 [transfer=x] [remote=R] [without=host] [tp=2]   arrive p1 prefill tokens=10
+//	                                in pull: [from=(5,6,7)] [second=(8)] [remote-tokens=9] [readers=2] [mode=push]
 //	external d1 computed=4          allocate d1 blocks=(1,2,3) computed=4 external=6
 //	finish d1 reason=abort blocks=(1,2) [second=(3)] computed=10
 //	sent p1 rank=0 [err]            received d1 rank=0 [err] [bytes=5]
@@ -29,7 +30,7 @@ func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		s := &scenario{start: time.Unix(1000, 0)}
 		s.now = s.start
-		s.reset(t, 1, connector.Both)
+		s.reset(t, 1, connector.Both, kv.Push)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 	})
 }
@@ -40,8 +41,8 @@ type scenario struct {
 	events     []event.Event
 }
 
-func (s *scenario) reset(t *testing.T, tp int, role connector.Role) {
-	h, err := New(Config{Engine: "E", Host: "e", Port: 5600, TP: tp, Role: role, BlockSize: 4,
+func (s *scenario) reset(t *testing.T, tp int, role connector.Role, mode kv.TransferMode) {
+	h, err := New(Config{Engine: "E", Host: "e", Port: 5600, TP: tp, Role: role, Mode: mode, BlockSize: 4,
 		Events: event.SinkFunc(func(e event.Event) { s.events = append(s.events, e) })})
 	if err != nil {
 		t.Fatal(err)
@@ -70,9 +71,9 @@ func argInt(t *testing.T, d *datadriven.TestData, key string, def int) int {
 	return n
 }
 
-func argBlocks(t *testing.T, d *datadriven.TestData) kv.BlockIDs {
+func argBlocks(t *testing.T, d *datadriven.TestData, first string) kv.BlockIDs {
 	var out kv.BlockIDs
-	for _, key := range []string{"blocks", "second"} { // group
+	for _, key := range []string{first, "second"} { // group
 		g, ok := arg(d, key)
 		if !ok {
 			continue
@@ -115,7 +116,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 		if r, ok := arg(d, "role"); ok {
 			role = connector.Role(r)
 		}
-		s.reset(t, argInt(t, d, "tp", 1), role)
+		mode, _ := arg(d, "mode")
+		s.reset(t, argInt(t, d, "tp", 1), role, kv.TransferMode(mode))
 	case "at":
 		s.now = s.start.Add(time.Duration(argInt(t, d, "t", 0)) * time.Second)
 		out = s.h.Expire(s.now)
@@ -126,10 +128,10 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	case "external":
 		fmt.Fprintf(&b, "%d tokens\n", s.h.External(id, argInt(t, d, "computed", 0)))
 	case "allocate":
-		s.h.Allocated(s.now, id, argBlocks(t, d), argInt(t, d, "computed", 0), argInt(t, d, "external", 0))
+		s.h.Allocated(s.now, id, argBlocks(t, d, "blocks"), argInt(t, d, "computed", 0), argInt(t, d, "external", 0))
 	case "finish":
 		reason, _ := arg(d, "reason")
-		hold, p := s.h.Finished(s.now, id, connector.FinishReason(reason), argBlocks(t, d), argInt(t, d, "computed", 0))
+		hold, p := s.h.Finished(s.now, id, connector.FinishReason(reason), argBlocks(t, d, "blocks"), argInt(t, d, "computed", 0))
 		fmt.Fprintf(&b, "hold %v\n", hold)
 		if p != nil {
 			fmt.Fprintf(&b, "answer prefill=%v decode=%v blocks=%v engine=%s request=%s at %s:%d tp=%d dcp=%d pp=%d tokens=%d mode=%s lease=%v\n",
@@ -188,6 +190,11 @@ func (s *scenario) request(t *testing.T, d *datadriven.TestData, id kv.RequestID
 		p.RemoteEngineID, p.RemoteRequestID, p.RemoteHost, p.RemotePort, p.TPSize = "Q", "R", "q", 5600, argInt(t, d, "tp", 1)
 		p.PPSize = argInt(t, d, "pp", 1)
 		p.Lease = kv.Generation(argInt(t, d, "lease", 0))
+		p.RemoteBlockIDs = argBlocks(t, d, "from")
+		p.RemoteNumTokens = argInt(t, d, "remote-tokens", 0)
+		p.Readers = argInt(t, d, "readers", 0)
+		mode, _ := arg(d, "mode")
+		p.Mode = kv.TransferMode(mode)
 		if x, ok := arg(d, "remote"); ok {
 			p.RemoteRequestID = kv.RequestID(x)
 		}
@@ -218,6 +225,10 @@ func (s *scenario) showMeta(b *strings.Builder) {
 	for _, r := range m.Registrations {
 		fmt.Fprintf(b, "META register %s transfer=%q blocks=%v from token %d of %d prompt %d with %s at %s:%d tp %d pp %d%s\n",
 			r.ID, r.TransferID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease))
+	}
+	for _, r := range m.Reads {
+		fmt.Fprintf(b, "META read %s into %v from token %d of %d prompt %d out of %s %v readers %d with %s at %s:%d tp %d pp %d%s\n",
+			r.ID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Remote, r.RemoteBlocks, r.Readers, r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease))
 	}
 	for _, q := range m.Queued {
 		fmt.Fprintf(b, "META queue %s transfer=%q prompt %d\n", q.ID, q.TransferID, q.Digest[0])
