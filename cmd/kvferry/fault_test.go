@@ -9,19 +9,20 @@ import (
 // slowly are the flags of a prefill engine whose prefills can be met in the middle.
 var slowly = []string{"--max-batch-tokens", "32", "--threads", "1"}
 
-// slow is a prompt whose prefill takes long, and whose KV is megabytes.
+// slow is a prompt whose prefill takes long.
 func slow() string { return text(60, 2040) }
 
 // phase is a moment in the life of a hand-off. meet sends a request and returns when it is there.
 type phase struct {
-	name string
-	meet func(t *testing.T, x *trio) <-chan answer
+	name  string
+	flags []string // of the prefill engine
+	meet  func(t *testing.T, x *trio) <-chan answer
 }
 
 // phases are the moments at which a fault can find a hand-off. The engines know each other already,
 // so that what is held back is the registration or the write, not a handshake.
 var phases = []phase{
-	{"before the registration arrives", func(t *testing.T, x *trio) <-chan answer {
+	{"before the registration arrives", nil, func(t *testing.T, x *trio) <-chan answer {
 		x.works(t)
 		x.home(t, true, true)
 		x.toPrefill.hold()
@@ -30,13 +31,13 @@ var phases = []phase{
 		eventually(t, "the decode engine waits", running(x.decode, "kvferry_engine_requests_waiting_for_remote_kv"))
 		return done
 	}},
-	{"during the prefill", func(t *testing.T, x *trio) <-chan answer {
+	{"during the prefill", slowly, func(t *testing.T, x *trio) <-chan answer {
 		done := x.ask(slow(), 8)
 		eventually(t, "the prefill runs", running(x.prefill, "kvferry_engine_requests_running"))
 		eventually(t, "the decode engine waits", running(x.decode, "kvferry_engine_requests_waiting_for_remote_kv"))
 		return done
 	}},
-	{"before the write", func(t *testing.T, x *trio) <-chan answer {
+	{"before the write", nil, func(t *testing.T, x *trio) <-chan answer {
 		x.works(t)
 		x.home(t, true, true)
 		x.toDecode.holdAfter(0)
@@ -44,11 +45,11 @@ var phases = []phase{
 		waitHeld(t, x.toDecode)
 		return done
 	}},
-	{"during the write", func(t *testing.T, x *trio) <-chan answer {
+	{"during the write", nil, func(t *testing.T, x *trio) <-chan answer {
 		x.works(t)
 		x.home(t, true, true)
 		x.toDecode.holdAfter(200_000)
-		done := x.ask(slow(), 8)
+		done := x.ask(text(61, 700), 8) // 1.8 MB of KV
 		waitHeld(t, x.toDecode)
 		return done
 	}},
@@ -60,7 +61,7 @@ func atEachPhase(t *testing.T, test func(t *testing.T, x *trio, done <-chan answ
 	for _, p := range phases {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			x := newTrio(t, slowly...)
+			x := newTrio(t, p.flags...)
 			test(t, x, p.meet(t, x))
 		})
 	}
@@ -111,6 +112,34 @@ func TestRouterKilled(t *testing.T) {
 	})
 }
 
+// A prefill engine that stands still says nothing, but its connections stay.
+func TestPrefillStopped(t *testing.T) {
+	atEachPhase(t, func(t *testing.T, x *trio, done <-chan answer) {
+		x.prefill.signal(syscall.SIGSTOP)
+		failed(t, <-done, "nothing was heard of its prefill engine")
+		x.home(t, false, true)
+		x.prefill.signal(syscall.SIGCONT)
+		x.letGo()
+		x.home(t, true, true)
+		x.works(t)
+		x.home(t, true, true)
+	})
+}
+
+// A network that carries nothing is no different from a peer that stands still.
+func TestConnectionsHeld(t *testing.T) {
+	atEachPhase(t, func(t *testing.T, x *trio, done <-chan answer) {
+		x.toPrefill.hold()
+		x.toDecode.hold()
+		failed(t, <-done, "prefill engine")
+		x.home(t, false, true)
+		x.letGo()
+		x.home(t, true, true)
+		x.works(t)
+		x.home(t, true, true)
+	})
+}
+
 // While a decode engine stands still its request waits; the prefill engine does not wait for it
 // unless it has begun to write.
 func TestDecodeStopped(t *testing.T) {
@@ -150,7 +179,7 @@ func TestClientGoesAway(t *testing.T) {
 	for _, p := range phases {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			x := newTrio(t, slowly...)
+			x := newTrio(t, p.flags...)
 			ctx, cancel := context.WithCancel(context.Background())
 			x.client = ctx
 			done := p.meet(t, x)
@@ -160,6 +189,23 @@ func TestClientGoesAway(t *testing.T) {
 			x.home(t, false, true)
 			x.letGo()
 			x.home(t, true, true)
+			x.works(t)
+			x.home(t, true, true)
+		})
+	}
+}
+
+// A prefill engine that cannot be asked where it is, or a decode engine that cannot be greeted, costs
+// the request an error and nothing afterwards.
+func TestSideChannelCut(t *testing.T) {
+	for i, want := range []string{"handshake", "prefill engine"} {
+		t.Run([]string{"prefill", "decode"}[i], func(t *testing.T) {
+			t.Parallel()
+			x := newTrio(t)
+			x.sides[i].cut(true)
+			failed(t, <-x.ask(text(63, 100), 8), want)
+			x.home(t, true, true)
+			x.sides[i].accept()
 			x.works(t)
 			x.home(t, true, true)
 		})

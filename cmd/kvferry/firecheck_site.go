@@ -38,8 +38,8 @@ type server struct {
 	}
 }
 
-// site is the trio of the fault check. The engines live on a loopback address of this process alone,
-// so that their ports stay free while they are down; their peers reach them through relays.
+// site is the trio of the fault check. The servers live on loopback addresses of this process alone,
+// so that their ports stay free while they are down; engines reach each other through relays.
 //
 //	prefill ──> relay ──> decode's agent, decode's side channel
 //	decode  ──> relay ──> prefill's agent, prefill's side channel
@@ -60,7 +60,10 @@ type site struct {
 // startSite starts the trio, the engines side by side. On failure nothing is left running.
 func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, error) {
 	pid := os.Getpid()
-	host := fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, 1+pid%250)
+	address := func(net int) string {
+		return fmt.Sprintf("127.%d.%d.%d", net+pid>>16&31, pid>>8&255, max(1, pid&255))
+	}
+	ours, theirs := address(64), address(96) // for ports that are chosen here, and for those that a server chooses
 	s := &site{out: out}
 	s.received.by = map[string]int{}
 	s.decodeTurns = turns(o.transport)
@@ -68,10 +71,10 @@ func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, er
 		return nil, errors.Join(err, s.stop())
 	}
 	var err error
-	if s.prefill, err = s.engine(o, "prefill", host); err != nil {
+	if s.prefill, err = s.engine(o, "prefill", ours, theirs); err != nil {
 		return fail(err)
 	}
-	if s.decode, err = s.engine(o, "decode", host); err != nil {
+	if s.decode, err = s.engine(o, "decode", ours, theirs); err != nil {
 		return fail(err)
 	}
 	var errs [2]error
@@ -82,7 +85,7 @@ func startSite(ctx context.Context, o pairOptions, out *lockedWriter) (*site, er
 	if err := errors.Join(errs[:]...); err != nil {
 		return fail(err)
 	}
-	s.router = &server{name: "router", args: []string{"router", "--listen", host + ":0", "--log-format", "json",
+	s.router = &server{name: "router", args: []string{"router", "--listen", theirs + ":0", "--log-format", "json",
 		"--prefill", s.prefill.url(), "--decode", s.decode.url()}}
 	if err := s.start(ctx, s.router); err != nil {
 		return fail(err)
@@ -108,7 +111,7 @@ func turns(transport string) [][]string {
 
 // engine makes the command line of one engine and the relays in front of it. One thread and small
 // batches make its prefills long enough to be met in the middle.
-func (s *site) engine(o pairOptions, role, host string) (*server, error) {
+func (s *site) engine(o pairOptions, role, ours, theirs string) (*server, error) {
 	agent, err := newRelay()
 	if err != nil {
 		return nil, err
@@ -119,10 +122,10 @@ func (s *site) engine(o pairOptions, role, host string) (*server, error) {
 		return nil, err
 	}
 	s.sides = append(s.sides, side)
-	behind := func(r *relay) string { return host + ":" + strconv.Itoa(r.port()) }
+	behind := func(r *relay) string { return ours + ":" + strconv.Itoa(r.port()) }
 	agent.run(behind(agent))
 	side.run(behind(side))
-	args := append(o.engineArgs(role), "--listen", host+":0", "--threads", "1", "--max-batch-tokens", "64",
+	args := append(o.engineArgs(role), "--listen", theirs+":0", "--threads", "1", "--max-batch-tokens", "64",
 		"--agent-listen", behind(agent), "--agent-advertise", agent.addr,
 		"--side-channel", behind(side), "--advertise-host", "127.0.0.1")
 	return &server{name: role, args: args}, nil

@@ -26,18 +26,23 @@ func newRouter() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "router",
 		Short: "Route requests to prefill and decode engines",
-		Long: "Send each request to a prefill and a decode engine at once and answer with what the decode engine\n" +
-			"gives. The router asks each prefill engine for its coordinates. It prints a line beginning with\n" +
-			"`ready` when requests can be sent, and stops on SIGTERM or Ctrl-C.",
+		Long: "Send each request to a prefill and a decode engine and answer with what the decode engine gives: in push\n" +
+			"to both at once, in pull to the decode engine when the prefill engine has answered. The router asks the\n" +
+			"engines for their mode and coordinates. Of a stock engine, which cannot be asked, they stand behind its\n" +
+			"URL: mode=push|pull, and of a prefill engine that pushes engine-id=, side-channel=HOST:PORT, tp=, pp=.\n" +
+			"It prints a line beginning with `ready` when requests can be sent, and stops on SIGTERM or Ctrl-C.",
 		Example: "  kvferry router --prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002\n" +
-			"  kvferry router --listen 127.0.0.1:9000 --prefill host1:8001 --prefill host2:8001 --decode host3:8002",
+			"  kvferry router --listen 127.0.0.1:9000 --prefill host1:8001 --prefill host2:8001 --decode host3:8002\n" +
+			"  kvferry router --prefill host1:8001,engine-id=p1,side-channel=host1:5600,tp=1,pp=1,mode=push --decode host2:8001\n" +
+			"  kvferry router --prefill host1:8001,mode=pull --decode host2:8001",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runRouter(cmd.Context(), cmd.OutOrStdout(), f) },
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8000", "`HOST:PORT` to serve at; port 0 picks a free one")
-	fl.StringArrayVar(&f.prefill, "prefill", nil, "`URL` of a prefill engine; may be given several times")
-	fl.StringArrayVar(&f.decode, "decode", nil, "`URL` of a decode engine; may be given several times")
+	fl.StringArrayVar(&f.prefill, "prefill", nil, "`URL[,KEY=VALUE]...` of a prefill engine; may be given several times")
+	fl.StringArrayVar(&f.decode, "decode", nil, "`URL[,mode=MODE]` of a decode engine; may be given several times")
+	fl.BoolVar(&f.cfg.Sequential, "sequential", false, "send the decode engine's leg when the prefill engine has answered, in push too; needs no coordinates")
 	fl.DurationVar(&f.cfg.ConnectTimeout, "connect-timeout", 5*time.Second, "how long a connection to an engine may take")
 	fl.DurationVar(&f.cfg.FirstByteTimeout, "first-byte-timeout", 10*time.Minute, "how long an engine may take until it answers")
 	fl.DurationVar(&f.cfg.IdleTimeout, "idle-timeout", 5*time.Minute, "how long an engine may be silent within an answer")
@@ -57,11 +62,19 @@ func runRouter(ctx context.Context, w io.Writer, f routerFlags) error {
 	if len(f.prefill) == 0 || len(f.decode) == 0 {
 		return usagef("router needs at least one --prefill URL and one --decode URL; see `kvferry router --help`")
 	}
-	for _, u := range f.prefill {
-		f.cfg.Prefill = append(f.cfg.Prefill, proxy.Target{URL: u})
+	for _, s := range f.prefill {
+		t, err := parseTarget("prefill", s)
+		if err != nil {
+			return err
+		}
+		f.cfg.Prefill = append(f.cfg.Prefill, t)
 	}
-	for _, u := range f.decode {
-		f.cfg.Decode = append(f.cfg.Decode, proxy.Target{URL: u})
+	for _, s := range f.decode {
+		t, err := parseTarget("decode", s)
+		if err != nil {
+			return err
+		}
+		f.cfg.Decode = append(f.cfg.Decode, t)
 	}
 	f.cfg.Log = log
 	if err := f.cfg.Validate(); err != nil {

@@ -27,23 +27,25 @@ type trio struct {
 
 var lastHost atomic.Int32
 
-// host is a loopback address that no other trio and no other program uses, so that its ports stay
-// free while an engine is down.
-func host() string {
-	return fmt.Sprintf("127.%d.%d.%d", 130+lastHost.Add(1), os.Getpid()>>8&255, 1+os.Getpid()%250)
+// hosts are two loopback addresses that no other trio and no other program uses, so that their ports
+// stay free while an engine is down: one for the ports that are chosen here, one for those that a
+// server chooses itself.
+func hosts() (ours, theirs string) {
+	pid, n := os.Getpid(), lastHost.Add(1)&255
+	return fmt.Sprintf("127.%d.%d.%d", 128+pid/250%64, n, 1+pid%250), fmt.Sprintf("127.%d.%d.%d", 192+pid/250%63, n, 1+pid%250)
 }
 
 func newTrio(t *testing.T, prefillArgs ...string) *trio {
 	t.Helper()
-	h := host()
+	ours, theirs := hosts()
 	relayed := func(role string) (agent, side *relay, args []string) {
 		agent, side = testRelay(t), testRelay(t)
 		behind := func(r *relay) string {
-			at := h + ":" + strconv.Itoa(r.port())
+			at := ours + ":" + strconv.Itoa(r.port())
 			r.run(at)
 			return at
 		}
-		return agent, side, []string{"engine", "--role", role, "--listen", h + ":0", "--lease", "2s", "--transport", "tcp",
+		return agent, side, []string{"engine", "--role", role, "--listen", theirs + ":0", "--lease", "2s", "--transport", "tcp",
 			"--agent-listen", behind(agent), "--agent-advertise", agent.addr,
 			"--side-channel", behind(side), "--advertise-host", "127.0.0.1"}
 	}
@@ -52,7 +54,7 @@ func newTrio(t *testing.T, prefillArgs ...string) *trio {
 	x.toDecode, x.sides[1], x.decodeArgs = relayed("decode")
 	x.prefillArgs = append(x.prefillArgs, prefillArgs...)
 	x.prefill, x.decode = serverUp(t, x.prefillArgs...), serverUp(t, x.decodeArgs...)
-	x.routerArgs = []string{"router", "--listen", h + ":0", "--prefill", x.prefill.ready["url"], "--decode", x.decode.ready["url"]}
+	x.routerArgs = []string{"router", "--listen", theirs + ":0", "--prefill", x.prefill.ready["url"], "--decode", x.decode.ready["url"]}
 	x.router = serverUp(t, x.routerArgs...)
 	x.freeP, x.freeD = x.prefill.free(), x.decode.free()
 	return x
