@@ -24,7 +24,16 @@ func TestChaos(t *testing.T) {
 			wrap := func(_ int, a agent.Agent) agent.Agent {
 				f := fault.Wrap(a, fault.Options{Seed: seed})
 				f.Add(randomRules(r)...)
+				if seed%3 == 2 {
+					return irrevocable{f}
+				}
 				return f
+			}
+			// A request ends within its watchdog; one whose blocks only P's word gives back, when P has
+			// given up its write.
+			bound := 21 * time.Second
+			if seed%3 == 2 {
+				bound = time.Minute
 			}
 			cl := newCluster(t, local.Config{Latency: time.Millisecond, Bandwidth: 2000, Chunk: 16})
 			defer cl.close()
@@ -72,8 +81,8 @@ func TestChaos(t *testing.T) {
 					}()
 				}
 				go func() {
-					// Whatever happens, D's request ends within its watchdog, at once when it is told.
-					o := d.outcome(ls[i].id, dStart+21*time.Second)
+					// Whatever happens, D's request ends within its bound, at once when it is told.
+					o := d.outcome(ls[i].id, dStart+bound)
 					if o.Kind == connector.Received {
 						what[i] = uint32(1000 + i)
 						if err := d.holds(ls[i].blocks, 0, what[i]); err != nil {
@@ -131,6 +140,10 @@ func randomRules(r *rand.Rand) []fault.Rule {
 		{Match: fault.Match{On: fault.OnNotify}, Do: fault.Reorder},
 		{Match: fault.Match{On: fault.OnNotify}, Do: fault.Delay},
 		{Match: fault.Match{On: fault.OnNotify, Prefix: "PUSH_FAIL"}, Do: fault.Drop},
+		{Match: fault.Match{On: fault.OnNotify, Prefix: "KVFERRY"}, Do: fault.Drop},
+		{Match: fault.Match{On: fault.OnNotify, Prefix: "KVFERRY"}, Do: fault.Fail},
+		{Match: fault.Match{On: fault.OnNotification, Prefix: "KVFERRY"}, Do: fault.Duplicate},
+		{Match: fault.Match{On: fault.OnNotification, Prefix: "KVFERRY"}, Do: fault.Delay},
 		{Match: fault.Match{On: fault.OnAddPeer}, Do: fault.Fail},
 		{Match: fault.Match{On: fault.OnAddPeer}, Do: fault.Delay},
 		{Match: fault.Match{On: fault.OnResult}, Do: fault.Fail},

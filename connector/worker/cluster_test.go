@@ -91,7 +91,9 @@ type options struct {
 	timeout time.Duration
 	silence time.Duration
 	wrap    func(rank int, a agent.Agent) agent.Agent
-	agents  string // host and prefix of the agents' names; default: the engine id
+	agents  string // prefix of the agents' names; default the engine's id
+	host    string // default the same
+	old     bool   // announces PUSH_FAIL only
 }
 
 func (c *cluster) engine(id string, o options) *engine {
@@ -105,7 +107,10 @@ func (c *cluster) engine(id string, o options) *engine {
 	if o.agents == "" {
 		o.agents = id
 	}
-	e := &engine{c: c, id: kv.EngineID(id), host: o.agents, tp: o.tp, trace: &recorder{},
+	if o.host == "" {
+		o.host = o.agents
+	}
+	e := &engine{c: c, id: kv.EngineID(id), host: o.host, tp: o.tp, trace: &recorder{},
 		calls: make(chan func()), stop: make(chan struct{}), ended: make(chan struct{})}
 	e.mu.outcomes = make(map[kv.RequestID][]connector.Outcome)
 	e.mu.changed = make(chan struct{})
@@ -162,6 +167,9 @@ func (e *engine) metadata(r *rank, o options) *wire.AgentMetadata {
 	}
 	m.Extension = &wire.Extension{Version: wire.ExtensionVersion, Instance: o.agents, Capabilities: Capabilities(),
 		Agents: []wire.AgentOffer{{Transport: local.Transport, Blob: []byte(r.name)}}}
+	if o.old {
+		m.Extension.Capabilities = []string{PushFailCapability}
+	}
 	return m
 }
 

@@ -105,6 +105,12 @@ func (m *machine) pulseSilent(p *pulse) {
 				bound, m.cfg.SilentBeats, r.reg.Peer.Engine, m.cfg.Host, m.cfg.Port))
 		}
 	}
+	// Whoever needs the engine next shakes hands anew: it may have restarted without a word, and a
+	// connection that says nothing is worth nothing.
+	if r := m.named[p.name]; r != nil {
+		m.do(lost{r.agent.ID, fmt.Errorf("nothing was heard of it for %v", bound)})
+		m.forgetRemote(r)
+	}
 }
 
 func (p *pulse) inOrder() []*receive {
