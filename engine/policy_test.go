@@ -149,8 +149,9 @@ func TestParkedLoadsEnd(t *testing.T) {
 		t.Run(string(want), func(t *testing.T) {
 			t.Parallel()
 			x := newPair(t, func(c *Config) {
-				c.NumBlocks = 8
-				change(c)
+				if c.NumBlocks = 8; c.Role == connector.Consumer {
+					change(c)
+				}
 			})
 			var parked []*Stream
 			for i := range 2 {
