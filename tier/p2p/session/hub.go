@@ -286,18 +286,18 @@ func (h *Hub) message(ev Message) {
 
 // greet gives a new link its session, or drops it.
 func (h *Hub) greet(ev Message, k link) *session {
+	p, err := ParsePeer(ev.Identity)
 	refuse := func(why string) *session {
+		if len(h.links) >= maxLinks {
+			maps.DeleteFunc(h.links, func(_ link, s *session) bool { return s == nil })
+		}
 		h.links[k] = nil
 		h.emit(DropLink{Identity: k.identity, Link: k.id})
-		h.note(PeerID(k.identity), "link_refused", "%s", why)
+		h.note(p, "link_refused", "%s", why)
 		return nil
 	}
-	p, err := ParsePeer(ev.Identity)
 	if err != nil {
-		h.links[k] = nil
-		h.emit(DropLink{Identity: k.identity, Link: k.id})
-		h.note("", "link_refused", "%v", err)
-		return nil
+		return refuse(err.Error())
 	}
 	if p == h.self || h.shut {
 		return refuse("it has our own name, or we are closing")

@@ -18,6 +18,9 @@ const (
 	maxBadKeys = 5
 	// maxBindings bounds the ids under which this node prefills for others.
 	maxBindings = 65536
+	// maxLinks bounds the connections remembered as dropped, whose last messages may still come in. When
+	// it is reached they are forgotten: such a message is then refused once more.
+	maxLinks = 4096
 	// maxPauses bounds the peers remembered for redialPause.
 	maxPauses = 1024
 

@@ -1,0 +1,143 @@
+package p2p
+
+import (
+	"fmt"
+	"net"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/local"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier"
+	"github.com/kvferry/kvferry/tier/core"
+)
+
+// BenchmarkPull is lookup to last block of 1,000 blocks of 4 KiB, on a warm session, from a source
+// whose cores are idle or all busy and whose book another goroutine hammers.
+func BenchmarkPull(b *testing.B) {
+	for _, busy := range []bool{false, true} {
+		b.Run(fmt.Sprintf("busy=%v", busy), func(b *testing.B) {
+			src, dst := benchNode(b), benchNode(b)
+			all := keys(0, 1000)
+			src.benchHave(b, all)
+			if busy {
+				defer src.hammer(all)()
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				id := kv.RequestID(fmt.Sprint("r", i))
+				if err := dst.m.Begin(tier.Request{ID: id, Source: src.from(string(id))}); err != nil {
+					b.Fatal(err)
+				}
+				for {
+					got := dst.m.Lookup(id, all)
+					pending := false
+					for _, v := range got {
+						if v == core.Miss {
+							b.Fatalf("a miss: %+v", dst.m.Stats())
+						}
+						pending = pending || v == core.Pending
+					}
+					if !pending {
+						break
+					}
+					<-dst.changed
+				}
+				dst.m.Finish(id)
+				dst.m.Reset()
+			}
+		})
+	}
+}
+
+type bench struct {
+	m       *tier.Manager
+	addr    *net.TCPAddr
+	changed chan struct{}
+}
+
+const benchSlots = 4096
+
+var benchNames atomic.Uint64
+
+var benchFabric = local.New(local.Config{})
+
+func benchNode(b *testing.B) *bench {
+	b.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	ag, err := benchFabric.Agent(agent.Name(fmt.Sprint("bench", benchNames.Add(1))))
+	if err != nil {
+		b.Fatal(err)
+	}
+	mem, err := ag.Alloc(benchSlots * testBlockLen)
+	if err != nil {
+		b.Fatal(err)
+	}
+	t, err := New(Config{Listener: ln, Name: ln.Addr().String(), Agent: ag, Base: mem.Addr(), Blocks: benchSlots, BlockLen: testBlockLen,
+		HashSeed: StockHashSeed, Instance: ln.Addr().String()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := &bench{addr: ln.Addr().(*net.TCPAddr), changed: make(chan struct{}, 1)}
+	n.m, err = tier.New(tier.Config{Memory: mem.Bytes(), BlockLen: testBlockLen, Secondaries: []tier.Secondary{t}, OnChange: func() { notify(n.changed) }})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = n.m.Close()
+		_ = ag.Close()
+	})
+	return n
+}
+
+func (n *bench) from(id string) *tier.Source {
+	return &tier.Source{Host: n.addr.IP.String(), Port: n.addr.Port, KVRequestID: id}
+}
+
+func (n *bench) benchHave(b *testing.B, ks []core.Key) {
+	b.Helper()
+	if err := n.m.Begin(tier.Request{ID: "have"}); err != nil {
+		b.Fatal(err)
+	}
+	res, ok := n.m.Reserve("have", ks)
+	if !ok {
+		b.Fatal("no room")
+	}
+	n.m.Commit(res.ID, true)
+}
+
+// hammer computes on every core, and uses the book all the time; the result ends it.
+func (n *bench) hammer(ks []core.Key) (stop func()) {
+	var end atomic.Bool
+	done := make(chan struct{})
+	workers := runtime.GOMAXPROCS(0)
+	for w := range workers {
+		go func() {
+			x := 1.0
+			for i := 0; !end.Load(); i++ {
+				for range 1 << 14 { // stands for a forward pass
+					x = x*1.0000001 + 1
+				}
+				if w == 0 && i%8 == 0 {
+					if id, _, ok := n.m.Use(ks[:100]); ok {
+						n.m.EndUse(id)
+					}
+				}
+			}
+			if x > 0 {
+				done <- struct{}{}
+			}
+		}()
+	}
+	return func() {
+		end.Store(true)
+		for range workers {
+			<-done
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package wire
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseP2PParams(t *testing.T) {
+	full := &P2PRemote{ID: "a", Host: "h", Port: 7777}
+	for name, c := range map[string]struct {
+		in   string
+		want P2PParams
+		bad  string // the field that the error names
+	}{
+		"null":         {in: "null"},
+		"empty":        {in: "{}"},
+		"decoder":      {in: `{"remote_decoder":{"kv_request_id":"a"}}`, want: P2PParams{Decoder: "a"}},
+		"no id":        {in: `{"remote_decoder":{}}`},
+		"source":       {in: `{"remote_kv_source":{"kv_request_id":"a","remote_host":"h","remote_port":7777}}`, want: P2PParams{Source: full}},
+		"prefiller":    {in: `{"remote_prefiller":{"kv_request_id":"a","remote_host":"h","remote_port":7777},"remote_kv_source":null}`, want: P2PParams{Prefiller: full}},
+		"no port":      {in: `{"remote_kv_source":{"kv_request_id":"a","remote_host":"h"}}`},
+		"top level":    {in: `{"remote_host":"h","remote_port":1}`},
+		"relay":        {in: `{"remote_decoder":{"kv_request_id":"b"},"remote_kv_source":{"kv_request_id":"a","remote_host":"h","remote_port":7777}}`, want: P2PParams{Decoder: "b", Source: full}},
+		"id a number":  {in: `{"remote_decoder":{"kv_request_id":5}}`, bad: "remote_decoder.kv_request_id"},
+		"port 0":       {in: `{"remote_kv_source":{"remote_port":0}}`, bad: "remote_kv_source.remote_port"},
+		"port a text":  {in: `{"remote_prefiller":{"remote_port":"1"}}`, bad: "remote_prefiller.remote_port"},
+		"not a map":    {in: `{"remote_prefiller":[]}`, bad: "remote_prefiller"},
+		"not JSON":     {in: `{`, bad: "kv_transfer_params"},
+		"not a object": {in: `[]`, bad: "kv_transfer_params"},
+	} {
+		got, err := ParseP2PParams([]byte(c.in))
+		var pe *ParamError
+		switch {
+		case c.bad != "" && (!errors.As(err, &pe) || pe.Field != c.bad):
+			t.Errorf("%s: %v, want an error about %s", name, err, c.bad)
+		case c.bad == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		}
+		if d := cmp.Diff(c.want, got); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+}
+
+func FuzzP2PParams(f *testing.F) {
+	f.Add([]byte(`{"remote_decoder":{"kv_request_id":"a"},"remote_kv_source":{"kv_request_id":"a","remote_host":"h","remote_port":1}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := ParseP2PParams(b)
+		for _, r := range []*P2PRemote{p.Prefiller, p.Source} {
+			if r != nil && (err != nil || r.ID == "" || r.Host == "" || r.Port < 1) {
+				t.Fatalf("%q gives %+v, %v", b, r, err)
+			}
+		}
+	})
+}
