@@ -19,7 +19,9 @@ import (
 const PushFailCapability = "push_fail"
 
 // Capabilities are the capabilities that a rank with this worker announces.
-func Capabilities() []string { return []string{PushFailCapability, wire.ControlCapability} }
+func Capabilities() []string {
+	return []string{PushFailCapability, wire.ControlCapability, wire.ClaimCapability}
+}
 
 // Peers is what a worker needs of a peer.Table, which has the documentation of each method.
 type Peers interface {
@@ -36,7 +38,8 @@ type Config struct {
 	Host   string      // of its side channel, as peers reach it
 	Port   int
 	Rank   kv.Rank
-	TP, PP int // our engine's sizes; default 1
+	TP, PP int             // our engine's sizes; default 1
+	Mode   kv.TransferMode // who moves the bytes; default kv.Push
 
 	// Agent moves the bytes. The worker is the only reader of its events and closes it. If it cannot
 	// revoke exactly, blocks of failed receives stay in quarantine until P confirms that it does not
@@ -53,7 +56,7 @@ type Config struct {
 	// RegistrationTimeout is how long a registration waits for P's blocks, and how long P remembers
 	// a request that ended without KV. Default connector.DefaultRegistrationTimeout.
 	RegistrationTimeout time.Duration
-	// TransferSilence bounds the time without progress of one WRITE. Default 30 s.
+	// TransferSilence bounds the time without progress of one WRITE or READ. Default 30 s.
 	TransferSilence time.Duration
 
 	// SilentBeats is after how many heartbeat intervals in which nothing is heard of a prefill engine
@@ -80,6 +83,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.PP == 0 {
 		c.PP = 1
+	}
+	if c.Mode == "" {
+		c.Mode = kv.Push
 	}
 	if c.Lease == 0 {
 		c.Lease = connector.DefaultLease
@@ -131,6 +137,8 @@ func (c Config) validateFacts() error {
 		return fmt.Errorf("worker: Rank is PP %d, TP %d in an engine of PP %d x TP %d", c.Rank.PP, c.Rank.TP, c.PP, c.TP)
 	case c.Layout.TP != c.TP || c.Layout.PP != c.PP:
 		return fmt.Errorf("worker: Layout is of TP %d x PP %d in an engine of TP %d x PP %d", c.Layout.TP, c.Layout.PP, c.TP, c.PP)
+	case !c.Mode.Valid():
+		return fmt.Errorf("worker: Mode is %q, want %q or %q", c.Mode, kv.Push, kv.Pull)
 	case c.Lease <= 0:
 		return fmt.Errorf("worker: Lease is %v, want a positive duration", c.Lease)
 	case c.RegistrationTimeout <= 0:

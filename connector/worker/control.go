@@ -226,6 +226,10 @@ func (m *machine) onFailed(from agent.Name, f *wire.Failed) {
 	if r := m.named[from]; r != nil && r.control {
 		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq})
 	}
+	if m.cfg.Mode == kv.Pull {
+		m.claimFailed(from, f)
+		return
+	}
 	r := m.consumer.byWireID[f.ID]
 	if r == nil || r.gen != f.Generation || r.remote.name() != from || r.quarantined != nil {
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))

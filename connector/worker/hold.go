@@ -24,6 +24,7 @@ type hold struct {
 	expired bool // while its transfer runs, whose end ends the hold
 
 	push *push // nil: no registration yet
+	loan loan  // in pull
 
 	match []*node[matchKey, hold] // filed for registrations; empty while it has a push
 	names []*node[leaseKey, hold] // filed for heartbeats
@@ -78,7 +79,9 @@ func (m *machine) startHold(now time.Time, f connector.FinishedBlocks) {
 	for _, key := range leaseKeys(h) {
 		h.names = append(h.names, m.producer.leases.add(key, h))
 	}
-	m.offer(now, h)
+	if m.cfg.Mode == kv.Push {
+		m.offer(now, h)
+	}
 }
 
 // leaseKeys are the names by which a heartbeat may extend the lease.
@@ -122,10 +125,16 @@ func digits(s string) bool {
 	return s != ""
 }
 
+const leaseOver = "its lease ended before a decode engine had taken the KV"
+
 // leaseExpired ends a hold, or leaves that to the transfer that reads its blocks.
 func (m *machine) leaseExpired(now time.Time, h *hold) {
 	m.stats.LeasesExpired++
-	const reason = "its lease ended before a decode engine had taken the KV"
+	const reason = leaseOver
+	if m.cfg.Mode == kv.Pull {
+		m.loanExpired(h)
+		return
+	}
 	if h.push != nil {
 		if h.push.state == writing || h.push.state == posting {
 			h.expired = true
@@ -152,6 +161,7 @@ func (m *machine) endHold(h *hold, phase connector.Phase, reason, how string) {
 		}
 	}
 	m.timers.Remove(&h.lease)
+	m.endLoan(h, phase, reason)
 	m.unfile(h)
 	m.producer.leases.remove(h.names)
 	h.names = nil

@@ -64,6 +64,10 @@ const (
 	// maxRegistrationTries is how often a registration is sent that P does not acknowledge.
 	maxRegistrationTries = 4
 
+	// maxClaimTries is how often P is asked for its blocks, a heartbeat interval apart, before a read
+	// fails: its answer is one turn of its writer away, whatever its engine does.
+	maxClaimTries = 4
+
 	// maxPrefills bounds P's requests that are known before they end. A ledger has no more; the state
 	// of one beyond is not told.
 	maxPrefills = 1 << 16

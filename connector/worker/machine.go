@@ -29,9 +29,11 @@ type machine struct {
 
 	consumer consumer
 	producer producer
+	fetcher  fetcher
+	lender   lender
 	beats    beats
 
-	timers  deadline.Queue[any] // *receive, *hold, *registration, *note, *beat, *busyTimer, *pulse, *letter, *withdrawal
+	timers  deadline.Queue[any] // *receive, *hold, *registration, *note, *beat, *busyTimer, *pulse, *letter, *withdrawal, *fetch, *readBusyTimer
 	stats   Stats
 	closing bool
 
@@ -42,6 +44,7 @@ type machine struct {
 type waiter struct {
 	receive uint64  // or
 	push    uint64  // or
+	fetch   uint64  // or
 	notice  *notice // or
 	beat    *beat
 }
@@ -56,6 +59,8 @@ func newMachine(cfg Config) *machine {
 	m.letters.init()
 	m.consumer.init()
 	m.producer.init()
+	m.fetcher.init()
+	m.lender.init()
 	m.beats.init()
 	return m
 }
@@ -81,10 +86,18 @@ func (m *machine) Step(now time.Time, in input) []action {
 		m.onRegistrationFailed(in)
 	case posted:
 		m.onPosted(now, in)
+	case lent:
+		m.onLent(in)
+	case readPosted:
+		m.onReadPosted(now, in)
 	case transferResult:
-		m.onResult(in.Result)
+		if !m.readResult(in.Result) {
+			m.onResult(in.Result)
+		}
 	case transferStopped:
-		m.onStopped(now, in.Stopped)
+		if !m.readStopped(in.Stopped) {
+			m.onStopped(now, in.Stopped)
+		}
 	case notification:
 		m.onNotification(now, in.Notification)
 	case peerLost:
@@ -115,6 +128,9 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 	for _, r := range s.Registrations {
 		m.startReceive(now, r)
 	}
+	for _, r := range s.Reads {
+		m.startFetch(now, r)
+	}
 	for _, d := range s.Dropped {
 		m.dropRequest(now, d)
 	}
@@ -129,8 +145,13 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 	}
 	for _, id := range s.Cancels {
 		m.cancelReceive(id)
+		m.cancelFetch(id)
 	}
 	for _, w := range s.Withdrawn {
+		if m.cfg.Mode == kv.Pull {
+			m.releaseAt(w.Peer, w.Remote, w.Readers)
+			continue
+		}
 		m.withdraw(w)
 	}
 	if s.HasHeartbeats {
@@ -141,6 +162,10 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 // refuseMeta ends what comes in after a shutdown, so that the ledger is not left waiting.
 func (m *machine) refuseMeta(s connector.StepMeta) {
 	for _, r := range s.Registrations {
+		m.do(reportReceived{connector.ReceiveReport{ID: r.ID, Err: &connector.Error{
+			Request: r.ID, Peer: r.Peer.Engine, Phase: connector.PhaseCancel, Reason: "this engine is shutting down"}}})
+	}
+	for _, r := range s.Reads {
 		m.do(reportReceived{connector.ReceiveReport{ID: r.ID, Err: &connector.Error{
 			Request: r.ID, Peer: r.Peer.Engine, Phase: connector.PhaseCancel, Reason: "this engine is shutting down"}}})
 	}
@@ -174,6 +199,8 @@ func (m *machine) onConnected(now time.Time, in connected) {
 			m.receiveConnected(w.receive, r)
 		case w.push != 0:
 			m.pushConnected(now, w.push, r)
+		case w.fetch != 0:
+			m.fetchConnected(w.fetch, r)
 		case w.notice != nil:
 			m.noticeConnected(w.notice, r)
 		case w.beat != nil:
@@ -191,6 +218,8 @@ func (m *machine) onConnectFailed(now time.Time, in connectFailed) {
 			m.receiveUnconnected(w.receive, in.err)
 		case w.push != 0:
 			m.pushUnconnected(w.push, in.err)
+		case w.fetch != 0:
+			m.fetchUnconnected(w.fetch, in.err)
 		case w.notice != nil:
 			m.notices--
 		case w.beat != nil:
@@ -213,10 +242,18 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	}
 	switch msg := parsed.(type) {
 	case *wire.PushReg:
+		if m.cfg.Mode == kv.Pull {
+			m.ignore(n.From.Name, "registration", "this engine has the mode pull, the decode engine push: start both with the same --mode")
+			return
+		}
 		m.onRegistration(now, n.From.Name, msg)
 	case wire.Heartbeat:
 		m.extend(msg.IDs)
 	case wire.Completion:
+		if m.cfg.Mode == kv.Pull {
+			m.onReadDone(n.From.Name, msg)
+			return
+		}
 		m.onCompletion(now, n.From.Name, msg, n.Arrival)
 	case wire.PushFail:
 		m.onPushFail(n.From.Name, msg)
@@ -225,7 +262,15 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	case *wire.States:
 		m.onStates(n.From.Name, msg)
 	case *wire.Cancel:
+		if m.cfg.Mode == kv.Pull {
+			m.onClaimCancelled(n.From.Name, msg)
+			return
+		}
 		m.onCancel(n.From.Name, msg)
+	case *wire.Claim:
+		m.onClaim(n.From.Name, msg)
+	case *wire.Claimed:
+		m.onClaimed(n.From.Name, msg)
 	case *wire.Failed:
 		m.onFailed(n.From.Name, msg)
 	case *wire.Ack:
@@ -245,6 +290,10 @@ func (m *machine) onPeerLost(now time.Time, l agent.PeerLost) {
 		m.forgetAgent(l.Peer)
 	}
 	m.receivesLost(l.Peer.Name, l.Err)
+	if !l.Inbound {
+		m.fetchesLost(l.Peer.Name, l.Err)
+	}
+	m.claimsLost(l.Peer.Name)
 	m.quarantinesLost(l)
 	m.senderLost(now, l.Peer.Name, "its decode engine is gone")
 	m.forgetCorrespondent(l.Peer.Name)
@@ -280,6 +329,10 @@ func (m *machine) onTick(now time.Time) {
 			m.letterDue(t)
 		case *withdrawal:
 			m.forgetWithdrawn(t)
+		case *fetch:
+			m.fetchDue(t)
+		case *readBusyTimer:
+			m.retryReads()
 		}
 	}
 }
@@ -293,6 +346,7 @@ func (m *machine) onShutdown() {
 	m.closing = true
 	m.beats.stop(m)
 	m.shutdownConsumer()
+	m.shutdownFetcher()
 	m.shutdownProducer()
 	for _, x := range m.letters.byName {
 		for _, l := range x.letters {

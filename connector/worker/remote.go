@@ -23,6 +23,7 @@ type remote struct {
 	stock    bool  // no kvferry
 	pushFail bool  // understands PUSH_FAIL
 	control  bool  // understands control messages
+	claims   bool  // and lends blocks
 	err      error // why no KV can be moved between it and us; nil if it can
 }
 
@@ -46,6 +47,7 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 	r.stock = rank.Meta.Extension == nil
 	r.pushFail = rank.Meta.Extension.Has(PushFailCapability)
 	r.control = rank.Meta.Extension.Has(wire.ControlCapability)
+	r.claims = r.control && rank.Meta.Extension.Has(wire.ClaimCapability)
 	r.layout, r.err = geometry.FromMetadata(rank.Meta, addr.TP, addr.PP)
 	if r.err == nil {
 		r.err = geometry.Check(m.cfg.Layout, r.layout, r.stock)
@@ -65,6 +67,8 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 // removed without a word to us.
 func (m *machine) restarted(old *remote) {
 	m.receivesLost(old.name(), errors.New("the engine has restarted"))
+	m.fetchesLost(old.name(), errors.New("the engine has restarted"))
+	m.claimsLost(old.name())
 	m.senderLost(m.now, old.name(), "its decode engine has restarted")
 	m.quarantinesLost(agent.PeerLost{Peer: old.agent.ID})
 	m.forgetCorrespondent(old.name())

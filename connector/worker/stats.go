@@ -10,6 +10,7 @@ type Stats struct {
 
 	RegistrationsRepeated uint64 // P had not acknowledged them
 	CancelsSent           uint64
+	ClaimsSent            uint64 // copies included
 	PeersSilent           uint64 // receives that failed because nothing was heard of P
 	Quarantines           uint64 // receives whose blocks had to wait for P's word
 
@@ -18,7 +19,7 @@ type Stats struct {
 	RegistrationsRefused  uint64 // they could never be served
 	RegistrationsDropped  uint64 // ended without a match, for whatever reason
 	Matched               uint64
-	TransfersPosted       uint64
+	TransfersPosted       uint64 // WRITEs of P; in pull, READs of D; so for the next two
 	TransfersDone         uint64
 	TransfersFailed       uint64 // not posted, or not ended well
 	BytesSent             uint64
@@ -26,6 +27,9 @@ type Stats struct {
 	LeasesExpired         uint64
 	FailuresSent          uint64 // PUSH_FAIL or the control message
 	CancelsReceived       uint64
+	ClaimsReceived        uint64
+	ClaimsRefused         uint64
+	AfterExpiry           uint64 // completions for requests that are not held any more
 	StatesSent            uint64 // messages
 
 	// Both
@@ -41,16 +45,17 @@ type Stats struct {
 	Letters           int // cancels and failures that wait for an acknowledgement
 	Prefills          int // P: requests that have not ended
 	Held              int // P: finished requests under a lease
+	Claims            int // P: requests of D's that read them, or have
 	Waiting           int // P: registrations that wait for blocks
 	WaitingBlocks     int // block ids in them
-	InFlight          int // P: transfers that have not stopped
+	InFlight          int // transfers that have not stopped
 	Senders           int // P: D agents remembered
 	Notes             int // P: ended requests remembered
 }
 
 func (m *machine) snapshot() Stats {
 	s := m.stats
-	s.Receiving = len(m.consumer.receives) - m.consumer.quarantined
+	s.Receiving = len(m.consumer.receives) - m.consumer.quarantined + len(m.fetcher.fetches)
 	s.Quarantined, s.QuarantinedBlocks = m.consumer.quarantined, m.consumer.quarantinedBlocks
 	for _, x := range m.letters.byName {
 		s.Letters += len(x.letters)
@@ -59,7 +64,8 @@ func (m *machine) snapshot() Stats {
 	s.Held = len(m.producer.holds)
 	s.Waiting = m.producer.order.Len()
 	s.WaitingBlocks = m.producer.ids
-	s.InFlight = len(m.producer.transfers)
+	s.Claims = len(m.lender.claims)
+	s.InFlight = len(m.producer.transfers) + len(m.fetcher.transfers)
 	s.Senders = len(m.producer.senders)
 	s.Notes = m.producer.noteOrder.Len()
 	return s

@@ -8,6 +8,7 @@ import (
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/geometry"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/peer"
 )
@@ -75,7 +76,7 @@ func (w *Worker) Submit(meta connector.StepMeta) {
 		w.mail.inputs = append(w.mail.inputs, leftOut{})
 		meta.Queued, meta.Processing, meta.Dropped, meta.Withdrawn = nil, nil, nil, nil
 	}
-	w.mail.waiting += len(meta.Registrations) + len(meta.Queued) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) +
+	w.mail.waiting += len(meta.Registrations) + len(meta.Reads) + len(meta.Queued) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) +
 		len(meta.Cancels) + len(meta.Withdrawn) + 1
 	w.mail.inputs = append(w.mail.inputs, stepMeta{meta})
 	w.mail.Unlock()
@@ -270,8 +271,12 @@ func (x *writer) do(a action) {
 			x.cfg.Events.Emit(event.NotificationFailed{Peer: a.engine, What: a.what, Err: err})
 		}
 	case post:
-		id, err := x.write(a)
+		id, err := x.transfer(agent.Write, a.remote, a.plan, a.grant, a.notif)
 		x.answer(posted{a.push, id, err})
+	case lend:
+		x.lend(a)
+	case read:
+		x.read(a)
 	case cancel:
 		ag.Cancel(a.transfer)
 	case forget:
@@ -312,26 +317,26 @@ func (x *writer) connect(a connect) {
 	}
 }
 
-// write posts a WRITE. The peer's list is prepared with its first one, so that a peer that is only
-// told where to write costs no descriptors.
-func (x *writer) write(a post) (agent.TransferID, error) {
-	id := a.remote.agent.ID
+// transfer posts a WRITE or READ. The peer's list is prepared with its first one, so that a peer that is
+// only told where to write, or what to read, costs no descriptors.
+func (x *writer) transfer(op agent.Op, to *remote, plan geometry.Plan, grant agent.GrantID, notif []byte) (agent.TransferID, error) {
+	id := to.agent.ID
 	list, ok := x.lists[id]
 	if !ok {
 		var err error
-		if list, err = x.cfg.Agent.Prepare(id, a.remote.layout.Rows()); err != nil {
+		if list, err = x.cfg.Agent.Prepare(id, to.layout.Rows()); err != nil {
 			return 0, err
 		}
 		x.lists[id] = list
 	}
 	return x.cfg.Agent.Post(agent.Transfer{
-		Op:        agent.Write,
+		Op:        op,
 		Local:     x.local,
-		LocalIdx:  a.plan.Local,
+		LocalIdx:  plan.Local,
 		Remote:    list,
-		RemoteIdx: a.plan.Remote,
-		Grant:     a.grant,
-		Notif:     a.notif,
+		RemoteIdx: plan.Remote,
+		Grant:     grant,
+		Notif:     notif,
 		Silence:   x.cfg.TransferSilence,
 	})
 }

@@ -1,0 +1,292 @@
+package worker
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/geometry"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// claim is one D request that reads a hold's blocks, or is about to. Its grant ends with it, at the
+// latest with the hold.
+type claim struct {
+	serial uint64
+	hold   *hold
+	key    claimKey
+	addr   connector.PeerAddr // of D
+	seq    uint64             // of its last message
+	grant  agent.GrantID      // zero before it is given
+	ended  bool               // D has read, or does not want it
+}
+
+// claimKey names a claim: D's agent and D's number.
+type claimKey struct {
+	from   agent.Name
+	number kv.Generation
+}
+
+// loan is what a hold lends in pull.
+//
+// The hold ends when as many of D's requests are done with it as D says it has, by the notification
+// of a READ, by the same alone, or by a cancel of a claim. Before that only its lease ends it.
+type loan struct {
+	claims  []*claim
+	readers int  // D's requests, as far as D has told
+	done    int  // of them that have ended
+	sent    bool // one of them has read
+	reason  string
+}
+
+// lender is P's part of a machine in pull.
+type lender struct {
+	claims map[uint64]*claim // by serial, of live holds
+	byKey  map[claimKey]*claim
+}
+
+func (l *lender) init() {
+	l.claims = make(map[uint64]*claim)
+	l.byKey = make(map[claimKey]*claim)
+}
+
+// onClaim gives a D the permission to read a hold's blocks, or says why not. A copy is answered as the
+// first was.
+func (m *machine) onClaim(from agent.Name, c *wire.Claim) {
+	if x := m.lender.byKey[claimKey{from, c.Generation}]; x != nil {
+		x.seq = c.Seq
+		switch {
+		case x.ended:
+			m.refuseClaim(from, c, connector.PhaseLease, "this claim has ended")
+		case x.grant != (agent.GrantID{}):
+			m.answerClaim(x)
+		}
+		return
+	}
+	m.stats.ClaimsReceived++
+	h := m.producer.holds[c.ID]
+	if phase, reason := m.unclaimable(h, c); reason != "" {
+		m.stats.ClaimsRefused++
+		m.refuseClaim(from, c, phase, reason)
+		return
+	}
+	ranges, err := m.cfg.Layout.Ranges(h.have.Blocks, geometry.Prefill)
+	if err != nil { // the hold was checked when it began
+		m.refuseClaim(from, c, connector.PhaseTransfer, err.Error())
+		return
+	}
+	m.extendLease(h)
+	x := &claim{serial: m.nextSerial(), hold: h, key: claimKey{from, c.Generation}, addr: addrOfSender(c.From), seq: c.Seq}
+	h.loan.claims = append(h.loan.claims, x)
+	h.loan.readers = max(h.loan.readers, c.Readers)
+	m.lender.claims[x.serial] = x
+	m.lender.byKey[x.key] = x
+	m.do(lend{x.serial, from, ranges})
+}
+
+// unclaimable says why a claim must not be granted; "" if it may. D's word is compared with the hold in
+// everything that decides what D will take its bytes for.
+func (m *machine) unclaimable(h *hold, c *wire.Claim) (connector.Phase, string) {
+	switch {
+	case m.cfg.Mode != kv.Pull:
+		return connector.PhaseHandshake, fmt.Sprintf("engine %q has the mode push; start both engines with the same --mode", m.cfg.Engine)
+	case h == nil:
+		return connector.PhaseLease, fmt.Sprintf("engine %q does not keep request %s: its lease of %v has ended, its KV was taken already, or it never was here",
+			m.cfg.Engine, c.ID, m.cfg.Lease)
+	case h.expired:
+		return connector.PhaseLease, "its lease has ended"
+	case c.Lease != 0 && c.Lease != h.gen:
+		return connector.PhaseLease, fmt.Sprintf("lease %d of its hand-off parameters has ended; the request's lease is %d", c.Lease, h.gen)
+	case connector.Digest(c.Digest) != h.identity.digest:
+		return connector.PhaseParams, "the prompts differ"
+	case c.Tokens != h.have.NumTokens:
+		return connector.PhaseParams, fmt.Sprintf("the decode engine counts %d tokens, ours has %d", c.Tokens, h.have.NumTokens)
+	case c.Blocks != wire.BlocksDigest(kv.BlockIDs{h.have.Blocks}):
+		return connector.PhaseParams, "remote_block_ids are not the blocks of this request"
+	case c.From.TP != m.cfg.TP:
+		return connector.PhaseParams, (&geometry.MismatchError{What: "tensor-parallel size", Local: fmt.Sprint(m.cfg.TP), Remote: fmt.Sprint(c.From.TP)}).Error()
+	case len(h.loan.claims) >= wire.MaxReaders:
+		return connector.PhaseLimit, fmt.Sprintf("%d requests claim it already", wire.MaxReaders)
+	}
+	return "", ""
+}
+
+// onLent has the grant of a claim.
+func (m *machine) onLent(in lent) {
+	x := m.lender.claims[in.claim]
+	if x == nil || x.ended {
+		if in.err == nil {
+			m.do(revoke{in.grant})
+		}
+		return
+	}
+	if in.err != nil {
+		m.stats.ClaimsRefused++
+		m.tellClaimant(x, connector.PhaseLimit, in.err.Error())
+		m.endClaim(x)
+		m.settleLoan(x.hold)
+		return
+	}
+	x.grant = in.grant
+	m.emit(event.GrantIssued{Request: x.hold.id, Peer: x.addr.Engine, Blocks: len(x.hold.have.Blocks)})
+	m.answerClaim(x)
+}
+
+func (m *machine) answerClaim(x *claim) {
+	c := &wire.Claimed{Seq: x.seq, RegistrationRef: refOf(x.hold.id, x.key.number), Grant: x.grant}
+	m.tell(x.addr, x.key.from, func(r *remote) {
+		if !x.ended {
+			m.control(r, "permission", c)
+		}
+	})
+}
+
+// refuseClaim answers a claim that is not filed. It is not repeated: D asks again.
+func (m *machine) refuseClaim(from agent.Name, c *wire.Claim, phase connector.Phase, reason string) {
+	m.failClaim(addrOfSender(c.From), from, c.RegistrationRef, phase, reason)
+}
+
+func (m *machine) tellClaimant(x *claim, phase connector.Phase, reason string) {
+	m.failClaim(x.addr, x.key.from, refOf(x.hold.id, x.key.number), phase, reason)
+}
+
+func (m *machine) failClaim(addr connector.PeerAddr, to agent.Name, ref wire.RegistrationRef, phase connector.Phase, reason string) {
+	m.tell(addr, to, func(r *remote) {
+		seq := m.letters.next(m.letters.of(r.name()))
+		m.control(r, "refusal", &wire.Failed{Seq: seq, RegistrationRef: ref, Phase: string(phase), Reason: wire.BoundReason(reason)})
+		m.stats.FailuresSent++
+	})
+}
+
+// onReadDone counts a D request that is done with a hold: its READ is over, or it needs none. The
+// notification does not say of which claim it is; siblings are alike, and the oldest is as good.
+func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
+	h := m.producer.holds[c.ID]
+	if h == nil {
+		m.stats.AfterExpiry++
+		m.ignore(from, "completion", fmt.Sprintf("request %s is not held", c.ID))
+		return
+	}
+	l := &h.loan
+	l.readers = max(l.readers, min(c.N, wire.MaxReaders))
+	i := slices.IndexFunc(l.claims, func(x *claim) bool { return x.key.from == from && !x.ended && x.grant != (agent.GrantID{}) })
+	if i < 0 {
+		l.done++
+	} else {
+		l.sent = true
+		m.endClaim(l.claims[i])
+	}
+	m.settleLoan(h)
+}
+
+// onClaimCancelled ends a claim whose D does not read any more. It is acknowledged in any case.
+func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
+	m.ack(from, addrOfSender(c.From), c.Seq)
+	if !m.letters.of(from).seen.fresh(c.Seq) {
+		return
+	}
+	m.stats.CancelsReceived++
+	x := m.lender.byKey[claimKey{from, c.Generation}]
+	if x == nil || x.ended {
+		return // it was refused, or has ended with its hold
+	}
+	x.hold.loan.reason = "the decode engine gave it up: " + c.Reason
+	m.endClaim(x)
+	m.settleLoan(x.hold)
+}
+
+// endClaim takes the permission back. The claim stays known until the hold ends, so that copies of its
+// messages mean nothing.
+func (m *machine) endClaim(x *claim) {
+	x.ended = true
+	x.hold.loan.done++
+	m.revokeClaim(x, "read")
+}
+
+func (m *machine) revokeClaim(x *claim, reason string) {
+	if x.grant == (agent.GrantID{}) {
+		return
+	}
+	m.do(revoke{x.grant})
+	m.emit(event.GrantRevoked{Request: x.hold.id, Reason: reason})
+	x.grant = agent.GrantID{}
+}
+
+// active tells whether a D may be reading.
+func (l *loan) active() bool {
+	return slices.ContainsFunc(l.claims, func(x *claim) bool { return !x.ended })
+}
+
+// settleLoan ends a hold with which all of D's requests are done.
+func (m *machine) settleLoan(h *hold) {
+	l := &h.loan
+	switch {
+	case l.active():
+	case h.expired:
+		m.endHold(h, connector.PhaseLease, leaseOver, "expired")
+	case l.done < max(l.readers, 1):
+	case l.sent:
+		m.endHold(h, "", "", "sent")
+	case l.reason != "":
+		m.endHold(h, connector.PhaseCancel, l.reason, "cancelled")
+	default:
+		m.endHold(h, "", "", "released")
+	}
+}
+
+// loanExpired ends a hold at its lease's end, also under a READ: the permission goes first, so that
+// the READ fails and never brings what comes into the blocks next (H1, H2). An agent that cannot take
+// a permission back keeps the blocks until its D's are done, which they are told to be.
+func (m *machine) loanExpired(h *hold) {
+	if m.irrevocable && h.loan.active() {
+		h.expired = true
+		for _, x := range h.loan.claims {
+			if !x.ended {
+				m.tellClaimant(x, connector.PhaseLease, leaseOver)
+			}
+		}
+		return
+	}
+	m.endHold(h, connector.PhaseLease, leaseOver, "expired")
+}
+
+// endLoan takes back what a hold that ends has lent.
+func (m *machine) endLoan(h *hold, phase connector.Phase, reason string) {
+	for _, x := range h.loan.claims {
+		if !x.ended {
+			x.ended = true
+			m.revokeClaim(x, string(phase))
+			m.tellClaimant(x, phase, reason)
+		}
+		m.forgetClaim(x)
+	}
+	h.loan.claims = nil
+}
+
+func (m *machine) forgetClaim(x *claim) {
+	delete(m.lender.claims, x.serial)
+	delete(m.lender.byKey, x.key)
+}
+
+// claimsLost takes back what an agent that is gone was lent. It does not count as done: the engine may
+// come back with a connection and claim again before the lease ends.
+func (m *machine) claimsLost(name agent.Name) {
+	gone := slices.Collect(maps.Values(m.lender.claims))
+	gone = slices.DeleteFunc(gone, func(x *claim) bool { return x.key.from != name || x.ended })
+	slices.SortFunc(gone, func(a, b *claim) int { return cmp.Compare(a.serial, b.serial) })
+	for _, x := range gone {
+		h := x.hold
+		x.ended = true
+		m.revokeClaim(x, "the decode engine is gone")
+		m.forgetClaim(x)
+		h.loan.claims = slices.DeleteFunc(h.loan.claims, func(y *claim) bool { return y == x })
+		if h.expired {
+			m.settleLoan(h)
+		}
+	}
+}
