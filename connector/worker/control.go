@@ -20,6 +20,7 @@ type correspondent struct {
 	name    agent.Name
 	seq     uint64 // of the last numbered message to it
 	letters map[uint64]*letter
+	oldest  uint64      // no letter has a smaller number
 	seen    replayGuard // of its Cancels and Faileds
 }
 
@@ -86,7 +87,10 @@ func (m *machine) send(r *remote, what string, receive uint64, build func(seq ui
 		return
 	}
 	for len(x.letters) > 0 {
-		oldest := x.letters[slices.Min(slices.Collect(maps.Keys(x.letters)))]
+		for x.letters[x.oldest] == nil {
+			x.oldest++
+		}
+		oldest := x.letters[x.oldest]
 		if len(x.letters) < maxLetters && seq-oldest.seq < replayWindow || oldest.receive != 0 {
 			break
 		}
@@ -226,10 +230,6 @@ func (m *machine) onFailed(from agent.Name, f *wire.Failed) {
 	if r := m.named[from]; r != nil && r.control {
 		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq})
 	}
-	if m.cfg.Mode == kv.Pull {
-		m.claimFailed(from, f)
-		return
-	}
 	r := m.consumer.byWireID[f.ID]
 	if r == nil || r.gen != f.Generation || r.remote.name() != from || r.quarantined != nil {
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
@@ -288,7 +288,7 @@ func (x *correspondent) lettersInOrder() []*letter {
 	return slices.SortedFunc(maps.Values(x.letters), func(a, b *letter) int { return cmp.Compare(a.seq, b.seq) })
 }
 
-// genOf is a registration's generation in a reference.
+// refOf names a registration.
 func refOf(id kv.RequestID, gen kv.Generation) wire.RegistrationRef {
 	return wire.RegistrationRef{ID: id, Generation: gen}
 }
