@@ -17,6 +17,11 @@
 // must not block and must not call Host before they return. A Secondary never holds a lock of its own
 // while it calls Host, unless no method of the Secondary takes that lock.
 //
+// # Bounds
+//
+// The Manager keeps nothing of its own: requests, jobs and pins are bounded by package core, queues by
+// the tiers that have them.
+//
 // # Memory
 //
 // The slots belong to the Manager. The engine writes to those of a Reservation until Commit and reads
