@@ -59,7 +59,7 @@ func (c *correspondence) of(name agent.Name) *correspondent {
 			}
 		}
 	}
-	x := &correspondent{name: name, seq: c.seq, letters: make(map[uint64]*letter)}
+	x := &correspondent{name: name, seq: c.seq, oldest: c.seq + 1, letters: make(map[uint64]*letter)}
 	c.byName[name] = x
 	return x
 }

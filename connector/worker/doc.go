@@ -2,7 +2,7 @@
 //
 //	SchedulerHalf                                                  other engines
 //	     │ StepMeta           ┌───────────────────────────┐
-//	     └──Submit──> mailbox │                           │ ──PUSH_REG, HB, PUSH_FAIL──> Notify
+//	     └──Submit──> mailbox │                           │ ──PUSH_REG, beats, failures> Notify
 //	peer.Table ─────> mailbox │  writer ── machine.Step   │ ──WRITE + completion───────> Post
 //	agent.Events ───────────> │                           │ ──permission for our blocks─ Grant
 //	one timer ──────────────> │                           │ ──and its end───────────── Revoke
@@ -26,7 +26,9 @@
 // goes to P as PUSH_REG with the grant in it. The completion of every P rank ends it: the grant is
 // revoked, and the receive is reported. Whatever else happens (handshake, send, PUSH_FAIL, P's agent
 // gone, cancel, silence) ends it the same way: first the revoke, then the report, so that reported
-// blocks are never written.
+// blocks are never written. Where the agent cannot revoke, the blocks stay in quarantine until P has
+// confirmed the cancel, has written everything after all, or has lost the connection by which it
+// writes (quarantine.go).
 //
 // # What P does
 //
@@ -41,10 +43,31 @@
 //	                   ▼                  ▼
 //	                reported      reported, or waiting again
 //
+// # Peers that understand control messages
+//
+// They announce wire.ControlCapability; no other peer is sent one. D beats, and P answers each beat
+// with the state of D's registrations; every answer that shows progress re-arms the ledger's watchdog.
+//
+//	D heard nothing of P for 3 heartbeats        failed (wait); the engine is connected anew
+//	P has forgotten what it had acknowledged     failed (wait) with that answer
+//	P lives, has no prefill for it for a lease   failed (prefill)
+//	registration not acknowledged                sent again with the beats, 4 times, then failed
+//	P has written, the completion never came     failed (transfer) a heartbeat later
+//	P will not serve it                          failed with P's phase and reason, at once
+//	P queues, computes, waits for room, writes   D waits
+//
+// D's end of a request (abort, failure, nothing needed) is told to P by a cancel, registered or not;
+// P stops what runs and gives its blocks back. Cancels and failures are letters: acknowledged, sent
+// again with the heartbeats, four times at most, and taken once. P acknowledges a cancel when nothing
+// of it is written any more.
+//
+// A timer that comes late says that this process did not run; a late silence timer gives P one more
+// heartbeat.
+//
 // # How long things are kept
 //
-// A registration that finds no blocks goes after Config.RegistrationTimeout (480 s), earlier if its
-// sender or all together have too many (limits.go). A request of P that ended without KV is
+// A registration that finds no blocks goes Config.RegistrationTimeout (480 s) after its arrival or the
+// last beat that named it, earlier if its sender or all together have too many (limits.go). A request of P that ended without KV is
 // remembered as long, so that a registration that comes late is told. Heartbeats go every sixth of
 // a lease in whole seconds (5 s of 30 s) while somebody waits, and each guarantees two thirds of
 // one (20 s) from its arrival. A heartbeat extends what it names exactly, by transfer id, by base
