@@ -8,11 +8,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/engine/api"
+	"github.com/kvferry/kvferry/engine/metrics"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
 )
@@ -114,6 +116,17 @@ func (f *engineFlags) config() (engine.Config, error) {
 	return cfg, nil
 }
 
+// servedName is what clients call the model.
+func servedName(cfg engine.Config) string {
+	switch {
+	case cfg.ServedName != "":
+		return cfg.ServedName
+	case cfg.Model != nil:
+		return cfg.Model.Config().Name
+	}
+	return model.TinyName
+}
+
 func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	log, err := f.log.logger(os.Stderr)
 	if err != nil {
@@ -124,6 +137,8 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		return err
 	}
 	cfg.Log = log
+	counted := metrics.New(metrics.Config{Model: servedName(cfg)})
+	cfg.Events = counted
 	l, err := listen("--listen", f.listen)
 	if err != nil {
 		return err
@@ -133,7 +148,7 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		_ = l.Close()
 		return err
 	}
-	srv, err := api.New(api.Config{Engine: e, Log: log, NoRequestIDSuffix: !f.randomIDs})
+	srv, err := api.New(api.Config{Engine: e, Collectors: []prometheus.Collector{counted}, Log: log, NoRequestIDSuffix: !f.randomIDs})
 	if err != nil {
 		_ = l.Close()
 		_ = e.Close(ctx)

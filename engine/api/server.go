@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/engine/model"
@@ -22,6 +25,8 @@ type Config struct {
 	NoRequestIDSuffix bool
 	// MaxBody bounds a request body in bytes. Default: DefaultMaxBody.
 	MaxBody int64
+	// Collectors are shown at /metrics, too.
+	Collectors []prometheus.Collector
 	// Log gets faults of this server. Requests are the engine's to log. Default: none.
 	Log *slog.Logger
 }
@@ -91,6 +96,11 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(),
 		conns: newConns(maxConns), patience: clientWriteTimeout, silence: clientReadTimeout, maxBodies: maxBodyBytes}
 	s.metrics = newMetrics(e, &s.inFlight)
+	for _, c := range cfg.Collectors {
+		if err := s.metrics.registry.Register(c); err != nil {
+			return nil, fmt.Errorf("engine api: a collector: %w", err)
+		}
+	}
 	s.mux.HandleFunc("POST /v1/completions", s.serveCompletions)
 	s.mux.HandleFunc("POST /v1/chat/completions", s.serveChat)
 	s.mux.HandleFunc("GET /v1/models", s.serveModels)
