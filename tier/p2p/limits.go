@@ -6,6 +6,10 @@ const (
 	// receivedMessages wait for the loop; behind them the ROUTER's own bounds hold each sender.
 	receivedMessages = 64
 
+	// drainMessages is how many messages are taken at most before the end of a link is told: more than
+	// all links together usually hold, so that its last message comes first.
+	drainMessages = 64 << 10
+
 	// sendMessages and sendBytes wait for one peer to read. A peer beyond is not reading: its session
 	// ends, and nobody else is delayed.
 	sendMessages = 1024

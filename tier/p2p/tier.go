@@ -2,6 +2,7 @@ package p2p
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -24,8 +25,8 @@ type Tier struct {
 	running   sync.WaitGroup
 	ctx       context.Context // of receiver and admissions
 	cancel    context.CancelFunc
-	wake      chan struct{} // cap 1: the inbox is not empty
-	messages  chan session.Message
+	wake      chan struct{}      // cap 1: the inbox is not empty
+	messages  chan session.Event // what comes by the ROUTER, in order
 	closing   chan struct{}
 	loop      *loop
 	admission chan struct{} // cap 1; nil when the agent admits several peers at once
@@ -36,6 +37,10 @@ type Tier struct {
 		views    map[kv.RequestID]*view
 		watching bool // a peer's lookup waits for a change
 		closed   bool
+		// The receiver's: which links have ended, and what interrupts its wait when one does.
+		ended     []session.LinkEnded
+		receiving context.Context
+		interrupt context.CancelFunc
 	}
 }
 
@@ -62,7 +67,7 @@ func New(cfg Config) (*Tier, error) {
 		cfg.Silence = defaultSilence
 	}
 	t := &Tier{
-		cfg: cfg, wake: make(chan struct{}, 1), messages: make(chan session.Message, receivedMessages), closing: make(chan struct{}),
+		cfg: cfg, wake: make(chan struct{}, 1), messages: make(chan session.Event, receivedMessages), closing: make(chan struct{}),
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	if !cfg.Agent.Capabilities().ParallelAdmission {
@@ -86,7 +91,7 @@ func (t *Tier) Start(h tier.Host) error {
 		Heartbeat: t.cfg.heartbeat(),
 		OnEnd: func(p zmtp.Peer, _ string, _ error) {
 			if p.Generation != 0 {
-				t.post(session.LinkEnded{Identity: p.Identity, Link: p.Generation})
+				t.linkEnded(session.LinkEnded{Identity: p.Identity, Link: p.Generation})
 			}
 		},
 	})
@@ -100,26 +105,82 @@ func (t *Tier) Start(h tier.Host) error {
 	return nil
 }
 
-// receive brings messages to the loop. When it is slow, the ROUTER holds each sender apart.
+// receive brings messages to the loop, and the end of a link after its last message. When the loop is
+// slow, the ROUTER holds each sender apart.
 func (t *Tier) receive() {
 	defer t.running.Done()
+	over, cancel := context.WithCancel(t.ctx)
+	cancel() // for taking only what is there
 	for {
-		m, err := t.router.Recv(t.ctx)
-		if err != nil {
-			return // closed
+		m, err := t.router.Recv(t.untilEnded())
+		if err == nil {
+			t.forward(decode(m))
+			continue
 		}
-		in := session.Message{Identity: m.Identity, Link: m.Generation}
-		if len(m.Frames) == 1 {
-			in.Msg, in.Err = wire.DecodeP2P(m.Frames[0])
-		} else {
-			in.Err = fmt.Errorf("%d frames instead of one: %w", len(m.Frames), wire.ErrP2PIgnored)
-		}
-		select {
-		case t.messages <- in:
-		case <-t.ctx.Done():
+		if t.ctx.Err() != nil || errors.Is(err, zmtp.ErrClosed) {
 			return
 		}
+		ended := t.takeEnded()
+		for range drainMessages {
+			m, err := t.router.Recv(over)
+			if err != nil {
+				break
+			}
+			t.forward(decode(m))
+		}
+		for _, ev := range ended {
+			t.forward(ev)
+		}
 	}
+}
+
+func decode(m zmtp.Message) session.Message {
+	in := session.Message{Identity: m.Identity, Link: m.Generation}
+	if len(m.Frames) == 1 {
+		in.Msg, in.Err = wire.DecodeP2P(m.Frames[0])
+	} else {
+		in.Err = fmt.Errorf("%d frames instead of one: %w", len(m.Frames), wire.ErrP2PIgnored)
+	}
+	return in
+}
+
+func (t *Tier) forward(ev session.Event) {
+	select {
+	case t.messages <- ev:
+	case <-t.ctx.Done():
+	}
+}
+
+// linkEnded notes that a link has ended; its last messages may still wait in the ROUTER.
+func (t *Tier) linkEnded(ev session.LinkEnded) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.ended = append(t.mu.ended, ev)
+	if t.mu.interrupt != nil {
+		t.mu.interrupt()
+	}
+}
+
+// untilEnded is a context that lasts until a link ends.
+func (t *Tier) untilEnded() context.Context {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.receiving == nil {
+		t.mu.receiving, t.mu.interrupt = context.WithCancel(t.ctx)
+		if len(t.mu.ended) > 0 {
+			t.mu.interrupt()
+		}
+	}
+	return t.mu.receiving
+}
+
+func (t *Tier) takeEnded() []session.LinkEnded {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ended := t.mu.ended
+	t.mu.interrupt()
+	t.mu.ended, t.mu.receiving, t.mu.interrupt = nil, nil, nil
+	return ended
 }
 
 // post puts an event into the loop's inbox. What can be in there is bounded by what can be under way:

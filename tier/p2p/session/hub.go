@@ -27,7 +27,7 @@ type Hub struct {
 
 	sessions map[PeerID]*session
 	aliases  map[PeerID]*session // other names of peers that were dialled under one
-	links    map[link]*session   // by which peers reach us; nil: not listened to any more
+	links    map[link]*session   // by which peers reach us; nil or dead: not listened to any more
 	pauses   map[PeerID]time.Time
 	requests map[kv.RequestID]*request
 	bindings map[string]*binding
@@ -273,8 +273,11 @@ func (h *Hub) makeRoom(idle time.Duration) bool {
 func (h *Hub) message(ev Message) {
 	k := link{ev.Identity, ev.Link}
 	s, known := h.links[k]
-	if known && s == nil {
-		return // dropped; this was still under way
+	if known && (s == nil || s.dead) { // dropped; this was still under way
+		if _, bye := ev.Msg.(wire.P2PDisconnect); bye && s != nil {
+			s.polite = true
+		}
+		return
 	}
 	if s == nil {
 		if s = h.greet(ev, k); s == nil {
@@ -289,7 +292,7 @@ func (h *Hub) greet(ev Message, k link) *session {
 	p, err := ParsePeer(ev.Identity)
 	refuse := func(why string) *session {
 		if len(h.links) >= maxLinks {
-			maps.DeleteFunc(h.links, func(_ link, s *session) bool { return s == nil })
+			maps.DeleteFunc(h.links, func(_ link, s *session) bool { return s == nil || s.dead })
 		}
 		h.links[k] = nil
 		h.emit(DropLink{Identity: k.identity, Link: k.id})
@@ -344,7 +347,7 @@ func (h *Hub) linkEnded(ev LinkEnded) {
 	k := link{ev.Identity, ev.Link}
 	s := h.links[k]
 	delete(h.links, k)
-	if s != nil && s.link == k {
+	if s != nil && !s.dead {
 		s.link = link{}
 		s.lost("it has closed its connection")
 	}

@@ -24,6 +24,9 @@ const (
 	// maxPauses bounds the peers remembered for redialPause.
 	maxPauses = 1024
 
+	// siblingGrace is how long the other ranks of a process may be silent after one was lost.
+	siblingGrace = 2 * time.Second
+
 	// redialPause lies between the end of a connection and the next to the same peer: libzmq ignores a
 	// connection whose identity it still knows (p2p-tier.md, section 2.1).
 	redialPause = 500 * time.Millisecond

@@ -28,6 +28,7 @@ type session struct {
 	dialled, admitted, acked bool
 	dead                     bool
 	up                       bool // the connection stood
+	polite                   bool // it has said goodbye, perhaps after our end
 	active                   time.Time
 	handshake                *timer
 	badKeys                  int
@@ -120,7 +121,7 @@ func (s *session) receive(m wire.P2PMessage, err error) {
 		s.onAck()
 		return
 	case wire.P2PDisconnect:
-		s.lost("it has disconnected")
+		s.end("it has disconnected")
 		return
 	}
 	if !s.admitted {
@@ -225,8 +226,9 @@ func (s *session) opened() {
 	s.client.pumpAll()
 }
 
-// lost ends the session because the connection, or the peer, is gone. The peer's other ranks, which
-// are the same process, are gone as well.
+// lost ends the session because the connection, or the peer, is gone. Unless the peer turns out to
+// have said goodbye, its other ranks, which are the same process, are given a moment to show life;
+// those that do not are gone as well.
 func (s *session) lost(why string) {
 	if s.dead {
 		return
@@ -235,11 +237,25 @@ func (s *session) lost(why string) {
 	if s.theirs == nil || s.theirs.Extension == nil {
 		return
 	}
-	for _, other := range s.h.inOrder() {
-		if e := other.theirs; e != nil && e.Extension != nil && e.Extension.Instance == s.theirs.Extension.Instance {
-			other.end("another rank of the same process is gone: " + why)
+	h, at := s.h, s.h.now
+	h.after(siblingGrace, func() {
+		if s.polite {
+			return
 		}
+		for _, other := range h.inOrder() {
+			if other.instance() == s.instance() && !other.active.After(at) {
+				other.end("another rank of the same process is gone: " + why)
+			}
+		}
+	})
+}
+
+// instance names the peer's process; "" when it is not known.
+func (s *session) instance() string {
+	if s.theirs == nil || s.theirs.Extension == nil {
+		return ""
 	}
+	return s.theirs.Extension.Instance
 }
 
 // end ends the session and everything that hangs on it. The peer is told, if it listens.
@@ -260,7 +276,6 @@ func (s *session) end(why string) {
 	s.sendNow(wire.P2PDisconnect{})
 	h.emit(Hang{Peer: s.peer, Gen: s.gen})
 	if s.link.id != 0 {
-		h.links[s.link] = nil
 		h.emit(DropLink{Identity: s.link.identity, Link: s.link.id})
 	}
 	s.client.end(why)
