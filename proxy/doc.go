@@ -1,18 +1,44 @@
 // Package proxy is the router in front of prefill and decode engines: one OpenAI endpoint for
-// clients, two pools of engines behind it, and push hand-offs between them.
+// clients, two pools of engines behind it, and hand-offs between them.
 //
-//	client ──> Router ──┬── leg ──> P   (one token, keeps the KV)
-//	   ▲                └── leg ──> D   (P's coordinates, the client's own request)
-//	   └──── D's answer ◄───────────┘
+//	push                                          pull
+//	client ──> Router ──┬── leg ──> P             client ──> Router ──── leg ──> P
+//	   ▲                └── leg ──> D                ▲           ▲──── its params ◄┘
+//	   └──── D's answer ◄───────────┘                │           └── leg with them ──> D
+//	                                                 └──────────────── D's answer ◄────┘
 //
-// Both legs of a request are sent at once, with one X-Request-Id and one transfer id made for the
-// attempt. The client gets D's answer; the first leg that fails ends the other and is what the client
-// is told. What to do when is decided by package core; this package does it.
+// Both legs of an attempt have one X-Request-Id and one transfer id made for it. The client gets D's
+// answer; the first leg that fails ends the other and is what the client is told. What to do when is
+// decided by package core; this package does it.
+//
+// # Modes
+//
+// Every engine is asked once for its transfer mode (GET /kv/coordinates); a stock one's is configured
+// (Target.Peer). P's leg is the same in both modes and is sent before the mode is known. Two engines of
+// different modes are refused. In pull:
+//
+//   - P's parameters go to D to the byte, so that keys that this router does not know reach D;
+//   - parameters that no decode engine could use are P's failure and are never sent on;
+//   - if P has kept nothing, D computes the prompt, and X-Kvferry-Route says so;
+//   - if the client leaves while P works, P's leg ends; if it leaves when P has answered, D gets its leg and
+//     that leg is cancelled as soon as D has it. An engine that is told to stop before it has read
+//     anything lets P go, which P would otherwise do when its lease ends. The router cannot tell P itself:
+//     P knows its blocks by D's messages only.
+//
+// What remains is an answer of P's that is on the network when P's leg ends, and a D that cannot be
+// reached: both are for the lease.
+//
+// # Several answers
+//
+// A request for several answers is split into one per answer (n, several prompts), each a pair of legs
+// of its own, at most maxPairs at a time, and the answers are merged as one engine would give them. The
+// first that fails ends all.
 //
 // # Goroutines
 //
 // A client request has the goroutine of its HTTP handler, which owns the core.Machine and alone
-// writes to the client, and one goroutine per leg. The handler returns when both legs have ended.
+// writes to the client, and one goroutine per leg. The handler returns when both legs have ended. Of a
+// request for several answers each part has a goroutine that owns its machine; the handler merges.
 // Nothing runs while there is no request: health is asked when somebody asks for it.
 //
 // # Streams

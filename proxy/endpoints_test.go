@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/proxy/core"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -45,6 +46,7 @@ func TestEndpoints(t *testing.T) {
 		"/v1/models": `{"object":"list"}`,
 		"/status":    `"engine_id":"engine-1","side_channel":"127.0.0.1:5600"`,
 		"/metrics":   `kvferry_router_requests_total{outcome="ok",path="/v1/completions",route="push",status="200"} 1`,
+		"/metrics?":  `kvferry_router_upstream_state{engine="` + d.addr() + `",leg="decode"} 1`,
 	} {
 		if status, got := r.fetch(t, path); status != 200 || !strings.Contains(got, want) {
 			t.Errorf("%s: %d %s", path, status, got)
@@ -52,6 +54,54 @@ func TestEndpoints(t *testing.T) {
 	}
 	if status, got := r.fetch(t, "/v1/embeddings"); status != 404 || !strings.Contains(got, `"error"`) {
 		t.Errorf("an unknown path: %d %s", status, got)
+	}
+}
+
+// TestPhases: where the time of a good stream went, and of a bad one nothing; the engine that failed shows.
+func TestPhases(t *testing.T) {
+	for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
+		p := newEngine(t, wire.PrefillLeg, text(`{"id":"x","kv_transfer_params":`+strings.Replace(pullParams, `"pull"`, `"`+string(mode)+`"`, 1)+`}`))
+		answered := make(chan struct{}, 9)
+		answer := p.answer
+		p.answer = func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+			answer(e, w, req, s)
+			answered <- struct{}{}
+		}
+		d := newEngine(t, wire.DecodeLeg, nil)
+		good := true
+		d.answer = func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+			<-answered
+			if !good {
+				status(500, openAIError)(e, w, req, s)
+				return
+			}
+			events("data: 1\n\n", "data: [DONE]\n\n")(e, w, req, s)
+		}
+		p.mode, d.mode = mode, mode
+		r := pair(t, p, d)
+		for range 2 {
+			if _, _, err := r.post(t, "/v1/completions", `{"prompt":"x","stream":true}`); err != nil {
+				t.Fatal(err)
+			}
+			r.settled(t)
+			good = false
+		}
+		_, got := r.fetch(t, "/metrics")
+		for _, want := range []string{
+			`kvferry_router_phase_seconds_count{phase="decode_first_chunk"} 1`,
+			`kvferry_router_phase_seconds_count{phase="first_chunk"} 1`, `kvferry_router_phase_seconds_count{phase="total"} 1`,
+			`kvferry_router_leg_failures_total{class="status",leg="decode"} 1`,
+			`kvferry_router_upstream_state{engine="` + d.addr() + `",leg="decode"} 0`, `kvferry_router_upstream_state{engine="` + p.addr() + `",leg="prefill"} 1`,
+		} {
+			if !strings.Contains(got, want+"\n") {
+				t.Errorf("%s: no %s", mode, want)
+			}
+		}
+		for _, phase := range []string{"prefill", "handoff"} { // in push D may come first
+			if mode == kv.Pull && !strings.Contains(got, `kvferry_router_phase_seconds_count{phase="`+phase+`"} 1`) {
+				t.Errorf("%s was not timed", phase)
+			}
+		}
 	}
 }
 

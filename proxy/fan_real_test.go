@@ -145,6 +145,9 @@ func TestSeveralAnswersEqualOneEngine(t *testing.T) {
 		{"chat", "/v1/chat/completions", `"messages":[{"role":"user","content":"` + long + `"}],"n":3,"seed":5`, 3},
 	} {
 		for _, mode := range []string{``, `,"stream":true`, `,"stream":true,"stream_options":{"include_usage":true}`} {
+			if mode == `,"stream":true` && c.name != "n" && c.name != "chat" {
+				continue
+			}
 			t.Run(c.name+mode, func(t *testing.T) {
 				body := `{"max_tokens":4,"return_token_ids":true,` + c.body + mode + `}`
 				want := ask(t, alone+c.path, body, c.n)
@@ -182,6 +185,42 @@ func TestSeveralAnswersEqualOneEngine(t *testing.T) {
 	if log := r.logs.String(); !strings.Contains(log, `"pairs":20`) || strings.Contains(log, `"error"`) {
 		t.Errorf("log: %s", log)
 	}
+}
+
+// TestSequentialPushEqualsOneEngine: P's own parameters, which name no transfer id, are enough for D.
+func TestSequentialPushEqualsOneEngine(t *testing.T) {
+	p, d, alone := startEngine(t, connector.Producer), startEngine(t, connector.Consumer), startEngine(t, connector.Both)
+	r := newRig(t, Config{Prefill: []Target{{URL: p}}, Decode: []Target{{URL: d}}, Sequential: true})
+	for i := range 3 {
+		body := fmt.Sprintf(`{"prompt":"%d: the prompt of a pair that pushes one after the other","max_tokens":6,"temperature":0,"n":%d,"return_token_ids":true}`, i, 1+i%2)
+		want := ask(t, alone+"/v1/completions", body, 1+i%2)
+		resp, got, err := r.post(t, "/v1/completions", body)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%v %s", err, got)
+		}
+		have := readAnswer(t, resp, []byte(got), 1+i%2)
+		want.Usage.PromptTokensDetails, have.Usage.PromptTokensDetails = nil, nil
+		if diff := cmp.Diff(want, have); diff != "" {
+			t.Errorf("one engine (-), the pair (+):\n%s", diff)
+		}
+	}
+	if status, got := fetchURL(t, d+"/metrics"); status != 200 || !strings.Contains(got, "kvferry_engine_received_total 4\n") {
+		t.Error("D has not received the KV of all four answers")
+	}
+}
+
+func fetchURL(t *testing.T, url string) (int, string) {
+	t.Helper()
+	resp, err := httpClient.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
 }
 
 func ask(t *testing.T, url, body string, n int) answered {

@@ -51,10 +51,10 @@ func describe(a Action) string {
 	return fmt.Sprintf("unknown action %T", a)
 }
 
-// TestScenarios runs testdata/legs: "new" makes a machine, "at" gives it one event and shows what
+// TestScenarios runs testdata/scenarios: "new" makes a machine, "at" gives it one event and shows what
 // it wants done and when it wants to be called next.
 func TestScenarios(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		var m *Machine
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "new" {
