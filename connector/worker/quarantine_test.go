@@ -189,3 +189,31 @@ func TestQuarantineIsBounded(t *testing.T) {
 		d.idle()
 	})
 }
+
+// The cancel is lost again and again: D does not give up asking before P has confirmed.
+func TestQuarantineAsksAgain(t *testing.T) {
+	wrap := func(_ int, a agent.Agent) agent.Agent {
+		f := fault.Wrap(a, fault.Options{})
+		f.Add(fault.Rule{Match: fault.Match{On: fault.OnNotify, Prefix: "KVFERRY:"}, Do: fault.Drop, Times: 12})
+		return irrevocable{f}
+	}
+	bubble(t, millisecond, options{}, options{wrap: wrap}, func(t *testing.T, p, d *engine) {
+		p.arrive(legP, true)
+		d.decodeLeg(p, legD, 0)
+		time.Sleep(time.Second)
+		d.abort(legD.id)
+		time.Sleep(45 * time.Second)
+		if o := d.outcomes(legD.id); len(o) != 0 {
+			t.Fatalf("given back without P's word: %+v", o)
+		}
+		if o := d.outcome(legD.id, 20*time.Second); o.Kind != connector.Released {
+			t.Errorf("D: %+v", o)
+		}
+		p.finish(legP)
+		if o := p.outcome(legP.id, time.Second); o.Err == nil || o.Err.Phase != connector.PhaseCancel {
+			t.Errorf("P: %+v", o)
+		}
+		p.idle()
+		d.idle()
+	})
+}
