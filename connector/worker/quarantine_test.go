@@ -11,6 +11,7 @@ import (
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/connector/scheduler"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // irrevocable is an agent that cannot take a grant back, as NIXL cannot.
@@ -216,4 +217,60 @@ func TestQuarantineAsksAgain(t *testing.T) {
 		p.idle()
 		d.idle()
 	})
+}
+
+// P writes by its own connection: the loss of ours alone proves nothing.
+func TestQuarantineMindsTheRightConnection(t *testing.T) {
+	for _, reached := range []bool{true, false} {
+		m := newMachine(machineConfig())
+		m.irrevocable = true
+		s, now := &scenario{m: m}, time.Unix(1000, 0)
+		m.Step(now, stepMeta{connector.StepMeta{Registrations: []connector.Registration{{ID: "d-11111111", Blocks: kv.BlockIDs{{1}}, NumTokens: 4, Peer: addrOf("Q")}}}})
+		m.Step(now, connected{addrOf("Q"), s.peerOf("Q")})
+		m.Step(now, granted{receive: 1, grant: agent.GrantID{1}})
+		if reached {
+			m.Step(now, notification{agent.Notification{From: agent.PeerID{Name: "q.0", Gen: 7}, Msg: []byte("HB:x")}})
+		}
+		reported := func(in input) bool {
+			for _, a := range m.Step(now, in) {
+				if _, ok := a.(reportReceived); ok {
+					return true
+				}
+			}
+			return false
+		}
+		if reported(stepMeta{connector.StepMeta{Cancels: []kv.RequestID{"d-11111111"}}}) {
+			t.Fatal("reported without P's word")
+		}
+		if got := reported(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: "q.0", Gen: 1}}}); got == reached {
+			t.Errorf("P has reached us: %v; reported at the loss of our connection: %v", reached, got)
+		}
+		if got := reported(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: "q.0", Gen: 7}, Inbound: true}}); got != reached {
+			t.Errorf("P has reached us: %v; reported at the loss of its connection: %v", reached, got)
+		}
+	}
+}
+
+// A D agent whose WRITE runs is not forgotten for others: its beats get true answers.
+func TestBusySenderIsKept(t *testing.T) {
+	m, now := busy(t)
+	m.Step(now, from("q.0", func() []byte { // nothing of it waits
+		b, err := wire.AppendControl(nil, &wire.Cancel{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, ID: "q-22222222", Generation: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}()))
+	if s := m.snapshot(); s.Waiting != 0 || s.InFlight != 1 {
+		t.Fatalf("%+v", s)
+	}
+	for i := range 8 * maxSenders {
+		m.producer.senderOf(agent.Name(fmt.Sprint("idle", i)))
+	}
+	if n := len(m.producer.senders); n != maxSenders {
+		t.Errorf("%d senders are remembered", n)
+	}
+	if got := m.stateOf(m.producer.senders["q.0"], refOf("w-22222222", 1)); got != "writing" {
+		t.Errorf("the WRITE under way is %q", got)
+	}
 }
