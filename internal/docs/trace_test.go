@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -100,12 +101,22 @@ func TestTraceOfTheWalkthrough(t *testing.T) {
 	}
 }
 
-// meet puts P's two sides of a pair in one order: either may come first.
+// meet puts P's events into one order where a run may have several: either side of a pair may come
+// first, and P's handshake with D runs beside both.
 func meet(kinds []string) {
-	a, b := slices.Index(kinds, "lease_taken"), slices.Index(kinds, "registration_received")
-	if a > b && b >= 0 {
-		kinds[a], kinds[b] = kinds[b], kinds[a]
+	slices.SortStableFunc(kinds, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+}
+
+func rank(kind string) int {
+	switch {
+	case strings.HasPrefix(kind, "handshake_"):
+		return 0
+	case kind == "lease_taken":
+		return 1
+	case kind == "registration_received":
+		return 2
 	}
+	return 3
 }
 
 var traceLineForm = regexp.MustCompile(`(?m)^ *[0-9.]+ ms  ([PD])  ([a-z_]+)`)
