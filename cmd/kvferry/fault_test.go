@@ -32,6 +32,8 @@ var phases = []phase{
 		return done
 	}},
 	{"during the prefill", slowly, func(t *testing.T, x *trio) <-chan answer {
+		x.works(t)
+		x.home(t, true, true)
 		done := x.ask(slow(), 8)
 		eventually(t, "the prefill runs", running(x.prefill, "kvferry_engine_requests_running"))
 		eventually(t, "the decode engine waits", running(x.decode, "kvferry_engine_requests_waiting_for_remote_kv"))
