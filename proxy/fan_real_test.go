@@ -19,9 +19,19 @@ import (
 )
 
 // startEngine runs a real engine and gives its address.
-func startEngine(t *testing.T, role connector.Role) string {
+func startEngine(t *testing.T, role connector.Role, change ...func(*kvengine.Config)) string {
 	t.Helper()
-	e, err := kvengine.New(kvengine.Config{Role: role, NumBlocks: 256})
+	return startBehind(t, func(h http.Handler) http.Handler { return h }, role, change...)
+}
+
+// startBehind runs a real engine behind a handler of the test.
+func startBehind(t *testing.T, behind func(http.Handler) http.Handler, role connector.Role, change ...func(*kvengine.Config)) string {
+	t.Helper()
+	cfg := kvengine.Config{Role: role, NumBlocks: 256}
+	for _, f := range change {
+		f(&cfg)
+	}
+	e, err := kvengine.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +41,7 @@ func startEngine(t *testing.T, role connector.Role) string {
 	}
 	h := httptest.NewUnstartedServer(nil)
 	h.Config = s.Server()
+	h.Config.Handler = behind(h.Config.Handler)
 	h.Start()
 	t.Cleanup(func() {
 		h.Close()

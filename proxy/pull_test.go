@@ -216,7 +216,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 					w.Header().Set("Content-Type", "application/json")
 					_, _ = io.WriteString(w, " ")
 					w.(http.Flusher).Flush()
-					time.Sleep(50 * time.Millisecond)
+					time.Sleep(500 * time.Millisecond)
 					away()
 					time.Sleep(200 * time.Millisecond)
 				}
