@@ -222,11 +222,11 @@ func TestPoolsThatWaitForEachOther(t *testing.T) {
 // A request of D that waits for blocks, and so never was registered, is aborted: both sides have
 // their blocks again, P after its lease at the latest.
 func TestAbortBeforeScheduling(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 8, time.Second })
-	_, parked := x.legs("parked", prompt(80, 1), 3)
-	other := submit1(t, x.d, parked)
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 8, 2*time.Second })
 	prefill, decode := x.legs("r", prompt(60, 2), 3)
 	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
+	_, parked := x.legs("parked", prompt(80, 1), 3) // P waits a lease for its prefill
+	other := submit1(t, x.d, parked)
 	s := submit1(t, x.d, decode)
 	if got := x.d.Stats(); got.Waiting != 1 || got.WaitingRemote != 1 {
 		t.Fatalf("it does not wait for blocks: %+v", got)
@@ -276,7 +276,10 @@ func TestPrefillIsPreempted(t *testing.T) {
 // D takes the blocks of a request whose KV has come, for an earlier one that grows: the prompt is
 // computed by D then, and not transferred again.
 func TestDecodeIsPreempted(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.BlockSize, c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 8, 30, 32, true })
+	x := newPair(t, func(c *Config) {
+		c.BlockSize, c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 8, 30, 32, true
+		c.Lease = time.Hour // P waits that long for the prefill of loads that never come
+	})
 	prefill, decode := x.legs("victim", prompt(120, 1), 20)
 	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
 	// Loads that never come leave 3 blocks for this one, which needs 7.
