@@ -113,7 +113,7 @@ func (c *fireChecker) run(ctx context.Context) {
 	}
 	c.judge(want, fire, calm)
 	var err error
-	if c.transports, err = c.site.transports(c.flags.pair.transport); err != nil {
+	if c.transports, err = c.site.transports(c.flags.pair.transport, c.flags.fire.requests < fireRequests); err != nil {
 		c.failf("%v", err)
 	}
 	if err := c.home(ctx); err != nil {
