@@ -72,7 +72,7 @@ type TransferFacts struct {
 
 // StepMeta is what SchedulerHalf wants the workers to do. It is plain data that survives msgpack,
 // the same for every rank. It need not wait for an engine step: the driver delivers it as soon as
-// it is not empty. A worker takes the lists in the order of the fields, each front to back.
+// it is not empty, and before the answers of requests that finished with it. A worker takes the lists in the order of the fields, each front to back.
 type StepMeta struct {
 	// Registrations: D sends these to P, in order.
 	Registrations []Registration

@@ -102,21 +102,21 @@ func assemble(cfg Config) (p *parts, err error) {
 	}
 	table, err := peer.NewTable(peer.Config{
 		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: true,
-		LocalFactors: string(factors(cfg).Canonical(cfg.ConnectorVersion)), Events: events,
+		LocalFactors: string(factors(cfg).Canonical(cfg.ConnectorVersion)), NearHashes: nearHashes(cfg), Events: events,
 	})
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, func() error { table.Close(); return nil })
 	if p.half, err = scheduler.New(scheduler.Config{
-		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Role: cfg.Role, BlockSize: cfg.BlockSize,
+		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Role: cfg.Role, Mode: cfg.Mode, BlockSize: cfg.BlockSize,
 		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
 	}); err != nil {
 		return nil, err
 	}
 	// The worker owns agent and table from here on.
 	p.worker, err = worker.New(worker.Config{
-		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize,
+		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Mode: cfg.Mode,
 		Agent: ag, Peers: table, Layout: layout,
 		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
 	})
@@ -166,14 +166,34 @@ func factors(cfg Config) wire.CompatFactors {
 	shape := cfg.Model.Config()
 	return wire.CompatFactors{
 		VLLMVersion: cfg.VLLMVersion, Model: cfg.ServedName, DType: modelDType, NumKVHeads: shape.KVHeads, HeadSize: shape.HeadDim,
-		NumHiddenLayers: shape.Layers, AttnBackendName: attnBackend(cfg), CacheDType: cacheDType, TransferMode: kv.Push,
+		NumHiddenLayers: shape.Layers, AttnBackendName: attnBackend(cfg), CacheDType: cacheDType, TransferMode: cfg.Mode,
 	}
+}
+
+// nearHashes are the compatibility hashes of engines like this one but for one setting, and what to say
+// of that.
+func nearHashes(cfg Config) map[string]string {
+	near := map[string]string{}
+	other := cfg
+	if other.Mode = kv.Push; cfg.Mode == kv.Push {
+		other.Mode = kv.Pull
+	}
+	near[factors(other).Hash(cfg.ConnectorVersion)] = fmt.Sprintf(
+		"its transfer mode is %s, ours (engine %q) is %s; start both with the same --mode, or use the %s connector on both sides",
+		other.Mode, cfg.EngineID, cfg.Mode, cfg.Mode)
+	for v := 12; v <= 14; v++ {
+		if v != cfg.ConnectorVersion {
+			near[factors(cfg).Hash(v)] = fmt.Sprintf("its NIXL connector version is %d, ours is %d; start this engine with --connector-version %d",
+				v, cfg.ConnectorVersion, v)
+		}
+	}
+	return near
 }
 
 func (p *parts) coordinates(cfg Config) Coordinates {
 	return Coordinates{
 		EngineID: cfg.EngineID, Host: p.host, Port: p.port, TPSize: tpSize, PPSize: ppSize,
-		TransferMode: kv.Push, BlockSize: cfg.BlockSize, Model: cfg.ServedName, Role: cfg.Role,
+		TransferMode: cfg.Mode, BlockSize: cfg.BlockSize, Model: cfg.ServedName, Role: cfg.Role,
 	}
 }
 

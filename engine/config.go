@@ -27,6 +27,10 @@ type Config struct {
 	EngineID kv.EngineID
 	// Role says which hand-offs are accepted. Default: connector.Both.
 	Role connector.Role
+	// Mode says who moves KV between engines: in kv.Push (default) a prefill engine writes into the
+	// decode engine, in kv.Pull a decode engine reads from the prefill engine. Both engines of a hand-off
+	// need the same, and a router that knows it.
+	Mode kv.TransferMode
 	// Model is the model to run. Default: model.Tiny().
 	Model *model.Model
 	// ServedName is what clients and the compatibility hash call the model. Default: its own name.
@@ -125,6 +129,9 @@ func (c Config) withDefaults() Config {
 	if c.Role == "" {
 		c.Role = connector.Both
 	}
+	if c.Mode == "" {
+		c.Mode = kv.Push
+	}
 	if c.Model == nil {
 		c.Model = model.Tiny()
 	}
@@ -184,6 +191,9 @@ func (c Config) Validate() error {
 	case connector.Producer, connector.Consumer, connector.Both:
 	default:
 		bad("role %q is unknown, use prefill, decode or both", c.Role)
+	}
+	if !c.Mode.Valid() {
+		bad("mode %q is unknown, use push or pull", c.Mode)
 	}
 	between("block size", c.BlockSize, 1, model.MaxBlockSize)
 	between("number of blocks", c.NumBlocks, 1, 1<<30)

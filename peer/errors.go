@@ -75,9 +75,13 @@ func (e *phaseError) Unwrap() error { return e.err }
 type HashMismatchError struct {
 	Local, Remote string
 	LocalFactors  string // what went into Local; may be empty
+	Near          string // the one setting that differs, if it is one of Config.NearHashes
 }
 
 func (e *HashMismatchError) Error() string {
+	if e.Near != "" {
+		return fmt.Sprintf("the peer's configuration differs from ours in one setting: %s (compatibility hash %.64q, ours %s)", e.Near, e.Remote, e.Local)
+	}
 	ours := ""
 	if e.LocalFactors != "" {
 		ours = " Ours: " + e.LocalFactors + "."

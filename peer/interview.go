@@ -118,7 +118,8 @@ func (t *Table) ask(ctx context.Context, req *zmtp.Req, f *flight, r kv.Rank, be
 	}
 	best.improve(sent, received, remote)
 	if t.cfg.EnforceHash && payload.CompatibilityHash != t.cfg.Hash {
-		return fail(PhaseHash, &HashMismatchError{Local: t.cfg.Hash, Remote: payload.CompatibilityHash, LocalFactors: t.cfg.LocalFactors})
+		return fail(PhaseHash, &HashMismatchError{Local: t.cfg.Hash, Remote: payload.CompatibilityHash, LocalFactors: t.cfg.LocalFactors,
+			Near: t.cfg.NearHashes[payload.CompatibilityHash]})
 	}
 	meta, err := wire.DecodeAgentMetadata(payload.AgentMetadata)
 	var regions []kv.Region

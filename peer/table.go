@@ -29,6 +29,9 @@ type Config struct {
 	EnforceHash bool
 	// LocalFactors describes what went into Hash, for people: it is quoted in a refusal.
 	LocalFactors string
+	// NearHashes are the hashes of engines that differ from ours in one setting, each with what to tell
+	// people of a peer that has it: a hash that differs says nothing by itself.
+	NearHashes map[string]string
 	// Dial opens the side channel's connection. nil: net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// QueryTimeout bounds the dial, each question and each admission. 0: DefaultQueryTimeout.

@@ -26,6 +26,7 @@ type engineFlags struct {
 	layout      string
 	keys        string
 	role        string
+	mode        string
 	engineID    string
 	prefixCache bool
 	policy      string
@@ -41,8 +42,8 @@ func newEngine() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "engine",
 		Short: "Run one engine",
-		Long: "Run one engine with an OpenAI-compatible API. A prefill engine computes prompts and writes their KV\n" +
-			"cache into decode engines; a decode engine receives it and generates. Without hand-off parameters a\n" +
+		Long: "Run one engine with an OpenAI-compatible API. A prefill engine computes prompts and their KV cache goes\n" +
+			"to decode engines, which generate: written by the one or read by the other (--mode). Without hand-off parameters a\n" +
 			"request is served by the engine alone. The engine prints a line beginning with `ready` when requests\n" +
 			"can be sent, and stops on SIGTERM or Ctrl-C after what is promised to a peer has been handed over.",
 		Example: "  kvferry engine --role prefill --listen 127.0.0.1:8001\n" +
@@ -55,6 +56,7 @@ func newEngine() *cobra.Command {
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8001", "`HOST:PORT` of the HTTP API; port 0 picks a free one")
 	fl.StringVar(&f.role, "role", "both", "`ROLE` in hand-offs: prefill, decode or both")
+	fl.StringVar(&f.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (prefill engines write) or pull (decode engines read); the same on all engines of a deployment")
 	fl.StringVar(&f.model, "model", model.TinyName, "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
 	fl.StringVar(&f.cfg.ServedName, "served-model-name", "", "`NAME` that clients use; default: the model's own")
 	fl.StringVar(&f.engineID, "engine-id", "", "`ID` that peers know the engine by; default: random at every start")
@@ -90,6 +92,7 @@ func (f *engineFlags) config() (engine.Config, error) {
 	cfg := f.cfg
 	cfg.EngineID = kv.EngineID(f.engineID)
 	cfg.Role = connector.Role(f.role)
+	cfg.Mode = kv.TransferMode(f.mode)
 	cfg.NoPrefixCache = !f.prefixCache
 	cfg.LoadFailurePolicy = kv.LoadFailurePolicy(f.policy)
 	if !cfg.LoadFailurePolicy.Valid() {
@@ -137,7 +140,7 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		return err
 	}
 	cfg.Log = log
-	counted := metrics.New(metrics.Config{Model: servedName(cfg)})
+	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})
 	cfg.Events = counted
 	l, err := listen("--listen", f.listen)
 	if err != nil {

@@ -161,7 +161,7 @@ func (m *machine) endHold(h *hold, phase connector.Phase, reason, how string) {
 		}
 	}
 	m.timers.Remove(&h.lease)
-	m.endLoan(h, phase, reason)
+	m.endLoan(h, phase, reason, how)
 	m.unfile(h)
 	m.producer.leases.remove(h.names)
 	h.names = nil

@@ -272,6 +272,10 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	case *wire.Claimed:
 		m.onClaimed(n.From.Name, msg)
 	case *wire.Failed:
+		if m.cfg.Mode == kv.Pull {
+			m.onClaimFailed(n.From.Name, msg)
+			return
+		}
 		m.onFailed(n.From.Name, msg)
 	case *wire.Ack:
 		m.onAck(n.From.Name, msg.Seq)

@@ -188,8 +188,8 @@ func (m *machine) onClaimed(from agent.Name, c *wire.Claimed) {
 	m.postRead(f)
 }
 
-// claimFailed ends what P refuses or has taken back. A transfer under way ends first.
-func (m *machine) claimFailed(from agent.Name, w *wire.Failed) {
+// onClaimFailed ends what P refuses or has taken back. A transfer under way ends first.
+func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	f := m.fetcher.byNumber[w.Generation]
 	if f == nil || f.remote.name() != from || w.ID != f.want.Remote {
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
@@ -197,7 +197,11 @@ func (m *machine) claimFailed(from agent.Name, w *wire.Failed) {
 	}
 	f.number = 0 // P knows
 	delete(m.fetcher.byNumber, w.Generation)
-	m.failFetch(f, failedPhase(w.Phase), "the prefill engine does not let us read it: "+w.Reason)
+	phase := failedPhase(w.Phase)
+	if w.Phase == string(connector.PhaseParams) {
+		phase = connector.PhaseParams
+	}
+	m.failFetch(f, phase, "the prefill engine does not let us read it: "+w.Reason)
 }
 
 // postRead hands a READ to the agent, behind those that wait for room.

@@ -23,7 +23,8 @@ type claim struct {
 	addr   connector.PeerAddr // of D
 	seq    uint64             // of its last message
 	grant  agent.GrantID      // zero before it is given
-	ended  bool               // D has read, or does not want it
+	read   bool               // one of D's READs is counted against it; not necessarily its own
+	ended  bool               // D does not want it any more
 }
 
 // claimKey names a claim: D's agent and D's number.
@@ -164,7 +165,8 @@ func (m *machine) failClaim(addr connector.PeerAddr, to agent.Name, ref wire.Reg
 }
 
 // onReadDone counts a D request that is done with a hold: its READ is over, or it needs none. The
-// notification does not say of which claim it is; siblings are alike, and the oldest is as good.
+// notification does not say of which claim it is: one of the agent's is counted as read, and all keep
+// their permissions until the hold ends.
 func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
 	h := m.producer.holds[c.ID]
 	if h == nil {
@@ -174,14 +176,21 @@ func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
 	}
 	l := &h.loan
 	l.readers = max(l.readers, min(c.N, wire.MaxReaders))
-	i := slices.IndexFunc(l.claims, func(x *claim) bool { return x.key.from == from && !x.ended && x.grant != (agent.GrantID{}) })
-	if i < 0 {
-		l.done++
-	} else {
-		l.sent = true
-		m.endClaim(l.claims[i])
+	l.done++
+	if x := l.unread(from); x != nil {
+		x.read, l.sent = true, true
 	}
 	m.settleLoan(h)
+}
+
+// unread is the oldest claim of an agent that no READ is counted against.
+func (l *loan) unread(from agent.Name) *claim {
+	for _, x := range l.claims {
+		if x.key.from == from && !x.ended && !x.read && x.grant != (agent.GrantID{}) {
+			return x
+		}
+	}
+	return nil
 }
 
 // onClaimCancelled ends a claim whose D does not read any more. It is acknowledged in any case.
@@ -201,11 +210,17 @@ func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
 }
 
 // endClaim takes the permission back. The claim stays known until the hold ends, so that copies of its
-// messages mean nothing.
+// messages mean nothing. A READ that was counted against it was another's.
 func (m *machine) endClaim(x *claim) {
+	l := &x.hold.loan
 	x.ended = true
-	x.hold.loan.done++
-	m.revokeClaim(x, "read")
+	l.done++
+	if x.read {
+		if y := l.unread(x.key.from); y != nil {
+			y.read = true
+		}
+	}
+	m.revokeClaim(x, "given up")
 }
 
 func (m *machine) revokeClaim(x *claim, reason string) {
@@ -219,7 +234,7 @@ func (m *machine) revokeClaim(x *claim, reason string) {
 
 // active tells whether a D may be reading.
 func (l *loan) active() bool {
-	return slices.ContainsFunc(l.claims, func(x *claim) bool { return !x.ended })
+	return slices.ContainsFunc(l.claims, func(x *claim) bool { return !x.ended && !x.read })
 }
 
 // settleLoan ends a hold with which all of D's requests are done.
@@ -246,7 +261,7 @@ func (m *machine) loanExpired(h *hold) {
 	if m.irrevocable && h.loan.active() {
 		h.expired = true
 		for _, x := range h.loan.claims {
-			if !x.ended {
+			if !x.ended && !x.read {
 				m.tellClaimant(x, connector.PhaseLease, leaseOver)
 			}
 		}
@@ -256,12 +271,14 @@ func (m *machine) loanExpired(h *hold) {
 }
 
 // endLoan takes back what a hold that ends has lent.
-func (m *machine) endLoan(h *hold, phase connector.Phase, reason string) {
+func (m *machine) endLoan(h *hold, phase connector.Phase, reason, how string) {
 	for _, x := range h.loan.claims {
 		if !x.ended {
 			x.ended = true
-			m.revokeClaim(x, string(phase))
-			m.tellClaimant(x, phase, reason)
+			m.revokeClaim(x, how)
+			if !x.read {
+				m.tellClaimant(x, phase, reason)
+			}
 		}
 		m.forgetClaim(x)
 	}

@@ -182,6 +182,10 @@ func (x *writer) run() {
 				x.finish()
 				return
 			}
+			// What the ledger said first is heard first: a peer may ask for what our answer named.
+			for _, in := range x.w.collect() {
+				x.step(in)
+			}
 			x.step(fromAgent(e))
 		case <-timer.C:
 			armed = time.Time{}

@@ -125,7 +125,8 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 	}
 	if m.conn != nil {
 		if meta, ok := m.conn.Metadata(now); ok {
-			m.do(SendMeta{Meta: meta})
+			// Before the answers: whoever has one may ask the workers for what it names at once.
+			m.actions = slices.Insert(m.actions, 0, Action(SendMeta{Meta: meta}))
 		}
 	}
 	if len(batch) > 0 {
@@ -217,7 +218,7 @@ func (m *Machine) add(now time.Time, in Request) error {
 	}
 	if in.Params != nil {
 		err := m.conn.Arrived(now, connector.Request{
-			ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(in.Prompt, in.Keys),
+			ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(handedOver(in), in.Keys),
 		})
 		if err != nil {
 			return err
@@ -230,6 +231,15 @@ func (m *Machine) add(now time.Time, in Request) error {
 	m.waiting = append(m.waiting, r)
 	m.stats.PromptTokens += uint64(len(in.Prompt))
 	return nil
+}
+
+// handedOver is the tokens of a prompt whose KV is handed over: all, unless a decode leg is told of
+// fewer.
+func handedOver(in Request) []kv.Token {
+	if n := in.Params.RemoteNumTokens; in.Params.DoRemotePrefill && n > 0 && n < len(in.Prompt) {
+		return in.Prompt[:n]
+	}
+	return in.Prompt
 }
 
 // finish ends a request in any state: its reader gets the last output with what was sampled last,
