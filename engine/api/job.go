@@ -103,6 +103,7 @@ func (s *Server) prepare(j *job, asked string, rawParams json.RawMessage) error 
 	if j.n*len(j.prompts) > 1 {
 		p.TransferID = "" // it would name several requests
 	}
+	p.Readers = j.n
 	j.params = &p
 	return nil
 }
@@ -134,6 +135,11 @@ func (s *Server) tokenLimit(prompt []kv.Token, asked, otherwise int, promptField
 	return room, nil
 }
 
+// pulls tells whether the parameters name P's blocks. They are those of the first prompt; other prompts
+// of the request are computed here. (A stock engine reads the same blocks for all of them,
+// nixl-connector.md H9.)
+func (j *job) pulls() bool { return j.params.DoRemotePrefill && j.params.RemoteBlockIDs.Len() > 0 }
+
 // add makes the children of one prompt. Each answer has a seed of its own, or all would be alike.
 func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sampling) {
 	for k := range j.n {
@@ -147,7 +153,7 @@ func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sa
 		if p.Seed != nil {
 			r.Sampling.Seed = uint64(*p.Seed) + uint64(k)
 		}
-		if j.params != nil {
+		if j.params != nil && (len(j.children) < j.n || !j.pulls()) {
 			own := *j.params
 			r.Params = &own
 		}

@@ -1,0 +1,91 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/kv"
+)
+
+const pullParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[4,5]],"remote_engine_id":"p","remote_request_id":"cmpl-R-0-aaaaaaaa","remote_host":"h","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":5,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}`
+
+// P's blocks are of one prompt: its answers share them, other prompts of the request have nothing to
+// do with them.
+func TestPullOfSeveral(t *testing.T) {
+	f := newFake(say("x"))
+	f.coords.TransferMode = kv.Pull
+	r := newRig(t, f, Config{NoRequestIDSuffix: true})
+	r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":["hello","other"],"n":3,"max_tokens":1,"kv_transfer_params":%s}`, pullParams), "X-Request-Id", "R")
+	qs := f.takeAll(t)
+	if len(qs) != 6 {
+		t.Fatalf("%d requests", len(qs))
+	}
+	for i, q := range qs {
+		switch {
+		case i < 3 && (q.Params == nil || q.Params.Readers != 3 || q.Params.RemoteBlockIDs.Len() != 2):
+			t.Errorf("answer %d to the first prompt has the parameters %+v", i, q.Params)
+		case i >= 3 && q.Params != nil:
+			t.Errorf("request %s of the second prompt has the parameters %+v", q.ID, q.Params)
+		}
+	}
+}
+
+// What ends a stock engine costs its sender a 400 here (H12, H21).
+func TestPullRefusals(t *testing.T) {
+	f := newFake(say("x"))
+	f.coords.TransferMode = kv.Pull
+	r := newRig(t, f, Config{})
+	for _, key := range []string{"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"} {
+		var p map[string]any
+		if err := json.Unmarshal([]byte(pullParams), &p); err != nil {
+			t.Fatal(err)
+		}
+		delete(p, key)
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":"hello","max_tokens":1,"kv_transfer_params":%s}`, raw))
+		if resp.StatusCode != 400 || !strings.Contains(got, key) {
+			t.Errorf("without %s: %d %s", key, resp.StatusCode, got)
+		}
+	}
+}
+
+// TestRealPullPair sends both legs one after the other, as a pull router does, also with several answers
+// to one prompt.
+func TestRealPullPair(t *testing.T) {
+	pulls := func(role connector.Role) *rig {
+		e, err := engine.New(engine.Config{Role: role, Mode: kv.Pull, NumBlocks: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return serveEngine(t, e)
+	}
+	p, d, alone := pulls(connector.Producer), pulls(connector.Consumer), startEngine(t, connector.Both)
+	prompt := strings.Repeat("All of the keys and values of this prompt are read by the other engine. ", 3)
+	for i, n := range []int{1, 3} {
+		body := fmt.Sprintf(`"prompt":%q,"temperature":0,"n":%d,"max_tokens":8`, prompt[i:], n)
+		_, got := alone.do(t, "POST", "/v1/completions", "{"+body+"}")
+		want := completion(t, got).Choices
+		_, got = p.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":1,"kv_transfer_params":%s}`, prompt[i:], prefillParams))
+		params := completion(t, got).KVTransferParams
+		if !strings.Contains(string(params), `"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":`) {
+			t.Errorf("P answers %s", params)
+		}
+		_, got = d.do(t, "POST", "/v1/completions", fmt.Sprintf(`{%s,"kv_transfer_params":%s}`, body, params))
+		a := completion(t, got)
+		if len(a.Choices) != n {
+			t.Fatalf("%d answers: %s", n, got)
+		}
+		for k := range a.Choices {
+			if a.Choices[k].Text != want[k].Text {
+				t.Errorf("answer %d of the pair is %q, of one engine %q", k, a.Choices[k].Text, want[k].Text)
+			}
+		}
+	}
+}
