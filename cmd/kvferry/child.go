@@ -37,8 +37,9 @@ type child struct {
 
 	mu struct {
 		sync.Mutex
-		tail     []string
-		stopping bool // we asked it to end
+		tail      []string
+		lastWords string // what the program said with a failing exit status
+		stopping  bool   // we asked it to end
 	}
 }
 
@@ -122,8 +123,7 @@ func (c *child) run(stdout, stderr io.Reader, ready chan<- readyLine, started ch
 	})
 	pipes.Go(func() {
 		eachLine(stderr, func(line string) {
-			c.remember(line)
-			if onLog != nil {
+			if c.remember(line) && onLog != nil {
 				onLog(line)
 			}
 		})
@@ -160,13 +160,20 @@ func readLine(br *bufio.Reader) (string, error) {
 	}
 }
 
-func (c *child) remember(line string) {
+// remember keeps a line for explain. It reports false for the program's last words, which are told with
+// its end and need no line of their own.
+func (c *child) remember(line string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if words, ok := strings.CutPrefix(line, "kvferry: "); ok {
+		c.mu.lastWords = words
+		return false
+	}
 	c.mu.tail = append(c.mu.tail, line)
 	if n := len(c.mu.tail); n > tailLines {
 		c.mu.tail = c.mu.tail[n-tailLines:]
 	}
+	return true
 }
 
 // explain turns the process's end into an error that says what its log said last.
@@ -175,6 +182,9 @@ func (c *child) explain(err error) error {
 	defer c.mu.Unlock()
 	if c.mu.stopping && err == nil {
 		return nil
+	}
+	if c.mu.lastWords != "" {
+		return fmt.Errorf("%s ended: %s", c.name, c.mu.lastWords)
 	}
 	how := "ended by itself"
 	if err != nil {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine"
@@ -53,7 +55,11 @@ func newEngine() *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runEngine(cmd.Context(), cmd.OutOrStdout(), f) },
 	}
-	fl := cmd.Flags()
+	f.add(cmd.Flags())
+	return cmd
+}
+
+func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8001", "`HOST:PORT` of the HTTP API; port 0 picks a free one")
 	fl.StringVar(&f.role, "role", "both", "`ROLE` in hand-offs: prefill, decode or both")
 	fl.StringVar(&f.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (prefill engines write) or pull (decode engines read); the same on all engines of a deployment")
@@ -84,12 +90,32 @@ func newEngine() *cobra.Command {
 	fl.StringSliceVar(&f.kvFaults, "inject-kv-fault", nil, "damage received KV, for testing: swap-blocks, zero-layer, zero-head, stale-block; needs --prefix-cache=false")
 	fl.DurationVar(&f.drain, "drain", 10*time.Second, "how long requests in flight and promised blocks may take after SIGTERM")
 	f.log.add(fl)
-	return cmd
 }
 
 // config turns the flags into an engine's configuration, loading the model.
 func (f *engineFlags) config() (engine.Config, error) {
+	cfg, err := f.settings()
+	if err != nil || f.model == model.TinyName {
+		return cfg, err
+	}
+	if cfg.Model, err = model.Load(f.model); err != nil {
+		return cfg, fmt.Errorf("--model %s: %w", f.model, err)
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, &usageError{err}
+	}
+	return cfg, nil
+}
+
+// settings is the configuration without the model of a checkpoint.
+func (f *engineFlags) settings() (engine.Config, error) {
 	cfg := f.cfg
+	if err := f.checkZeros(); err != nil {
+		return cfg, err
+	}
+	if err := f.checkAddresses(); err != nil {
+		return cfg, err
+	}
 	cfg.EngineID = kv.EngineID(f.engineID)
 	cfg.Role = connector.Role(f.role)
 	cfg.Mode = kv.TransferMode(f.mode)
@@ -108,15 +134,57 @@ func (f *engineFlags) config() (engine.Config, error) {
 	if cfg.Keys, err = model.ParseKeys(f.keys); err != nil {
 		return cfg, &usageError{fmt.Errorf("--keys: %w", err)}
 	}
-	if f.model != model.TinyName {
-		if cfg.Model, err = model.Load(f.model); err != nil {
-			return cfg, fmt.Errorf("--model %s: %w", f.model, err)
-		}
-	}
 	if err := cfg.Validate(); err != nil {
 		return cfg, &usageError{err}
 	}
 	return cfg, nil
+}
+
+// checkZeros refuses a 0 that engine.Config would take for "the default".
+func (f *engineFlags) checkZeros() error {
+	for _, z := range []struct {
+		flag string
+		zero bool
+	}{
+		{"block-size", f.cfg.BlockSize == 0}, {"blocks", f.cfg.NumBlocks == 0},
+		{"max-batch-tokens", f.cfg.MaxBatchTokens == 0}, {"max-running", f.cfg.MaxRunning == 0},
+		{"max-queue", f.cfg.MaxQueue == 0}, {"lease", f.cfg.Lease == 0},
+		{"registration-timeout", f.cfg.RegistrationTimeout == 0}, {"connector-version", f.cfg.ConnectorVersion == 0},
+	} {
+		if z.zero {
+			return usagef("--%s is 0, must be more", z.flag)
+		}
+	}
+	return nil
+}
+
+// checkAddresses refuses to listen on every interface without a name that peers can use.
+func (f *engineFlags) checkAddresses() error {
+	for _, a := range []struct{ flag, addr, advertise string }{
+		{"side-channel", f.cfg.SideChannel, f.cfg.AdvertiseHost},
+		{"agent-listen", f.cfg.AgentListen, f.cfg.AgentAdvertise + f.cfg.AdvertiseHost},
+	} {
+		if ip := hostIP(a.addr); a.advertise == "" && ip != nil && ip.IsUnspecified() {
+			return usagef("--%s %s is every interface; say with --advertise-host by which host peers reach this one", a.flag, a.addr)
+		}
+	}
+	return nil
+}
+
+// unreachableAgent tells of a side channel that other hosts reach and an agent that they don't.
+func (f *engineFlags) unreachableAgent() bool {
+	side, agent := hostIP(f.cfg.SideChannel), hostIP(f.cfg.AgentListen)
+	return side != nil && !side.IsLoopback() && agent != nil && agent.IsLoopback() &&
+		f.cfg.AgentAdvertise == "" && f.cfg.Transport != engine.TransportSHM
+}
+
+// hostIP is the IP of HOST:PORT, every interface for an empty host, nil for a name.
+func hostIP(addr string) net.IP {
+	host, _, err := net.SplitHostPort(addr)
+	if err == nil && host == "" {
+		return net.IPv6unspecified
+	}
+	return net.ParseIP(host)
 }
 
 // servedName is what clients call the model.
@@ -138,6 +206,10 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	cfg, err := f.config()
 	if err != nil {
 		return err
+	}
+	if f.unreachableAgent() {
+		log.Warn("peers on other hosts reach the side channel but not the agent: they cannot send KV blocks; give --agent-listen a host that they reach",
+			"side_channel", f.cfg.SideChannel, "agent_listen", f.cfg.AgentListen)
 	}
 	cfg.Log = log
 	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})

@@ -32,14 +32,19 @@ func flagError(cmd *cobra.Command, err error) error {
 	return &usageError{fmt.Errorf("%w; %s", err, hint)}
 }
 
-// nearestFlag is the flag of cmd with the smallest edit distance to name, or "" if none is like it.
+// nearestFlag is the flag of cmd with the smallest edit distance to name, or "" if none is like it. A
+// flag that begins with name is nearer than one that does not.
 func nearestFlag(cmd *cobra.Command, name string) string {
 	best, bestDist := "", len(name)/2+2
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if f.Hidden {
 			return
 		}
-		if d := editDistance(name, f.Name); d < bestDist {
+		d := editDistance(name, f.Name)
+		if strings.HasPrefix(f.Name, name) || strings.Contains(f.Name, "-"+name) {
+			d = min(d, 1)
+		}
+		if d < bestDist {
 			best, bestDist = f.Name, d
 		}
 	})

@@ -7,6 +7,8 @@ import (
 	"io"
 	"strconv"
 	"sync"
+
+	"github.com/spf13/pflag"
 )
 
 // pairOptions are what `up` hands to its engines.
@@ -40,6 +42,19 @@ func (o pairOptions) engineArgs(role string) []string {
 		}
 	}
 	return args
+}
+
+// check finds what no engine would start with before one is started. What only a checkpoint's own
+// numbers make wrong is left to the engine.
+func (o pairOptions) check() error {
+	var f engineFlags
+	fs := pflag.NewFlagSet("engine", pflag.ContinueOnError)
+	f.add(fs)
+	if err := fs.Parse(o.engineArgs("decode")[1:]); err != nil {
+		return &usageError{err}
+	}
+	_, err := f.settings()
+	return err
 }
 
 // startPair starts the three, the engines side by side. On failure nothing is left running. Lines

@@ -40,6 +40,10 @@ func newUp() *cobra.Command {
 			if f.faults && !f.check {
 				return usagef("--faults needs --check; see `kvferry up --help`")
 			}
+			f.pair.noDecodeCache = len(f.pair.kvFaults) > 0
+			if err := f.pair.check(); err != nil {
+				return err
+			}
 			if f.faults {
 				return runFireCheck(cmd.Context(), cmd.OutOrStdout(), f)
 			}
@@ -70,7 +74,11 @@ func newUp() *cobra.Command {
 func runUp(ctx context.Context, w io.Writer, f upFlags) error {
 	out := newLockedWriter(w)
 	out.verbose = f.verbose
-	f.pair.noDecodeCache = len(f.pair.kvFaults) > 0
+	l, err := listen("--listen", f.listen) // the trouble is told before three processes start
+	if err != nil {
+		return err
+	}
+	_ = l.Close()
 	p, err := startPair(ctx, f.listen, f.pair, out)
 	if err != nil {
 		if ctx.Err() != nil {

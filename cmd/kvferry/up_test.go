@@ -119,8 +119,8 @@ func TestPortInUseIsOneLine(t *testing.T) {
 		if code := p.wait(); code != 1 {
 			t.Errorf("%v: exit status %d", args, code)
 		}
-		if out := p.output(); !strings.Contains(out, addr) || !strings.Contains(out, "in use") {
-			t.Errorf("%v: the output does not name the port in use:\n%s", args, out)
+		if out := p.output(); !strings.Contains(out, addr) || !strings.Contains(out, "in use") || strings.Contains(out, "\n") {
+			t.Errorf("%v: the output is not one line that names the port in use:\n%s", args, out)
 		}
 	}
 }
@@ -138,7 +138,14 @@ func TestUsageErrors(t *testing.T) {
 		{"router --prefill ftp://x --decode localhost:1", []string{"ftp://x", "scheme"}},
 		{"engine --role cook", []string{`role "cook"`}},
 		{"engine --layout XYZ", []string{"--layout", "XYZ"}},
-		{"engine --block-size 0 --blocks -3", []string{"number of blocks is -3"}},
+		{"engine --blocks -3", []string{"number of blocks is -3"}},
+		{"engine --block-size 0", []string{"--block-size is 0"}},
+		{"engine --vllm 1", []string{"did you mean --vllm-version?"}},
+		{"engine --side-channel 0.0.0.0:0", []string{"--side-channel 0.0.0.0:0", "--advertise-host"}},
+		{"up --transport pigeon", []string{`"pigeon"`}},
+		{"up --lease soon", []string{`"soon"`, "--lease"}},
+		{"up --layout XYZ", []string{"--layout", "XYZ"}},
+		{"up --listen 8000", []string{"--listen 8000", "HOST:PORT"}},
 		{"engine --model /does/not/exist", []string{"/does/not/exist"}},
 		{"engine --log-level loud", []string{"loud"}},
 		{"engine extra", []string{"takes no arguments"}},
