@@ -64,8 +64,8 @@ func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
 		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(start))
 		return errors.New("the pair and the single engine do not agree")
 	}
-	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d mutants caught, transport %s, at most 1 prompt token computed on D, all blocks home, %s",
-		len(cases), c.requests, len(engine.KVFaults), chosenTransport(f.pair.transport), elapsed(start))
+	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d mutants caught, %s over %s, at most 1 prompt token computed on D, all blocks home, %s",
+		len(cases), c.requests, len(engine.KVFaults), f.pair.mode, chosenTransport(f.pair.transport), elapsed(start))
 	return nil
 }
 

@@ -6,14 +6,17 @@ import (
 )
 
 func TestCheckAgrees(t *testing.T) {
-	for setting, chosen := range map[string]string{"auto": "shm", "shm": "shm", "tcp": "tcp"} {
-		t.Run(setting, func(t *testing.T) {
+	for _, tc := range []struct{ mode, transport, want string }{
+		{"push", "auto", "push over shm"}, {"push", "tcp", "push over tcp"},
+		{"pull", "shm", "pull over shm"}, {"pull", "tcp", "pull over tcp"},
+	} {
+		t.Run(tc.mode+" "+tc.transport, func(t *testing.T) {
 			t.Parallel()
-			p := launch(t, "up", "--check", "--transport", setting)
+			p := launch(t, "up", "--check", "--mode", tc.mode, "--transport", tc.transport)
 			code := p.wait()
 			lines := strings.Split(strings.TrimSpace(p.output()), "\n")
 			last := lines[len(lines)-1]
-			if code != 0 || !strings.HasPrefix(last, "check passed: ") || !strings.Contains(last, "transport "+chosen+",") {
+			if code != 0 || !strings.HasPrefix(last, "check passed: ") || !strings.Contains(last, " "+tc.want+",") {
 				t.Fatalf("exit status %d:\n%s", code, p.output())
 			}
 			if len(lines) != 1 {

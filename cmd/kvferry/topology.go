@@ -14,6 +14,7 @@ import (
 // pairOptions are what `up` hands to its engines.
 type pairOptions struct {
 	model, transport  string
+	mode              string
 	blockSize, blocks int
 	layout            string
 	lease             string
@@ -31,7 +32,7 @@ type pair struct {
 // engineArgs is the command line of one engine of the pair.
 func (o pairOptions) engineArgs(role string) []string {
 	args := []string{"engine", "--role", role, "--listen", "127.0.0.1:0", "--log-format", "json",
-		"--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease,
+		"--mode", o.mode, "--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease,
 		"--block-size", strconv.Itoa(o.blockSize), "--blocks", strconv.Itoa(o.blocks)}
 	if role == "decode" {
 		if o.noDecodeCache {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvferry/kvferry/kv"
 )
 
 // upFlags is the command line of `kvferry up`.
@@ -33,6 +35,7 @@ func newUp() *cobra.Command {
 		Example: "  kvferry up\n" +
 			"  kvferry up --listen 127.0.0.1:9000 --block-size 32\n" +
 			"  kvferry up --check\n" +
+			"  kvferry up --mode pull --check\n" +
 			"  kvferry up --check --faults --seed 7\n" +
 			"  kvferry up --check --inject-kv-fault zero-head   # must fail: the decode engine damages what it receives",
 		Args: noArgs,
@@ -61,6 +64,7 @@ func newUp() *cobra.Command {
 	fl.IntVar(&f.fire.requests, "requests", fireRequests, "with --faults: how many `REQUESTS` to send")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
 	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
+	fl.StringVar(&f.pair.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (the prefill engine writes) or pull (the decode engine reads)")
 	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto (shm, as all run on this machine), shm or tcp")
 	fl.IntVar(&f.pair.blockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.pair.blocks, "blocks", 1024, "KV `BLOCKS` of each engine")
