@@ -47,6 +47,7 @@ type fetch struct {
 	plan     geometry.Plan
 	transfer agent.TransferID
 	result   *agent.Result
+	told     bool             // P has nothing to do for it any more
 	failed   *connector.Error // why it is given up; it ends when its transfer has stopped
 
 	due deadline.Item[any]
@@ -195,8 +196,7 @@ func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
 		return
 	}
-	f.number = 0 // P knows
-	delete(m.fetcher.byNumber, w.Generation)
+	f.told = true
 	phase := failedPhase(w.Phase)
 	if w.Phase == string(connector.PhaseParams) {
 		phase = connector.PhaseParams
@@ -313,7 +313,7 @@ func (m *machine) readStopped(s agent.Stopped) bool {
 	case f.result == nil:
 		m.failFetch(f, connector.PhaseTransfer, "the agent gave no result")
 	case f.result.Outcome == agent.OutcomeDone && f.result.Bytes < f.plan.Bytes:
-		f.number = 0 // the notification has told P
+		f.told = true // by the notification
 		m.failFetch(f, connector.PhaseTransfer, fmt.Sprintf("%d of %d bytes were read", f.result.Bytes, f.plan.Bytes))
 	case f.result.Outcome == agent.OutcomeDone:
 		m.completeFetch(f)
@@ -369,7 +369,8 @@ func (m *machine) cancelFetch(id kv.RequestID) {
 }
 
 // failFetch gives a read up: at once if nothing of it moves, else when its transfer has stopped. P is
-// told, if it may still keep the blocks for it. The first reason stays.
+// told, if it may still keep the blocks for it; but not by a request whose parameters do not fit, which
+// may have named another's blocks: P has its lease. The first reason stays.
 func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 	err := &connector.Error{Request: f.want.ID, Peer: f.want.Peer.Engine, Phase: phase, Reason: reason}
 	if f.state == fetchPosting || f.state == fetchReading {
@@ -389,12 +390,13 @@ func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 	case f.remote == nil && phase == connector.PhaseCancel:
 		m.releaseAt(f.want.Peer, f.want.Remote, f.want.Readers)
 	case f.remote == nil || m.named[f.remote.name()] != f.remote: // not reached, or gone
+	case f.told:
 	case f.number != 0:
 		m.send(f.remote, "cancel", 0, func(seq uint64) wire.Notification {
 			return &wire.Cancel{Seq: seq, From: m.us(), ID: f.want.Remote, Generation: f.number, Reason: wire.BoundReason(err.Reason)}
 		})
 		m.stats.CancelsSent++
-	case f.tries == 0 && (f.result == nil || f.result.Outcome != agent.OutcomeDone): // it was never claimed
+	case f.remote.stock && f.result != nil && f.result.Outcome != agent.OutcomeDone: // it was no claim, but P may wait
 		m.release(f.remote, f.want.Remote, f.want.Readers)
 	}
 	m.forgetFetch(f)
@@ -422,7 +424,7 @@ func (m *machine) forgetFetch(f *fetch) {
 func (m *machine) fetchesLost(name agent.Name, err error) {
 	for _, f := range m.fetcher.inOrder() {
 		if f.remote != nil && f.remote.name() == name && (f.state == fetchClaiming || f.state == fetchQueued) {
-			f.number = 0
+			f.told = true
 			m.failFetch(f, connector.PhaseTransfer, fmt.Sprintf("the prefill engine's agent is gone: %v", err))
 		}
 	}

@@ -34,10 +34,18 @@ import (
 //	notify from=q.0 alive=(x,y) refs=(d1:1) seq=4          a beat, with registrations and their generations
 //	notify from=q.0 state=running id=d1 gen=1 seq=4        notify from=q.0 cancel=d1 gen=1 seq=5 [transfer=x] [remote=R]
 //	notify from=q.0 failed=d1 gen=1 phase=lease seq=5      notify from=q.0 ack=5
+//	in files named pull…: meta read=d1 blocks=1,2 from=7,8 start=0 tokens=8 remote=p1 [lease=5] [readers=2]
+//	lent claim=1 [err]          read-posted fetch=1 transfer=1 | busy | err
+//	notify from=q.0 claim=p1 gen=1 seq=4 blocks=7,8 tokens=8 digest=1 [lease=5] [readers=2]
+//	notify from=q.0 claimed=p1 gen=1 grant=9 seq=4
 //	notify from=q.0 raw=text    lost agent=q.0 [inbound]    shutdown
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
-		s := &scenario{m: newMachine(machineConfig()), start: time.Unix(1000, 0)}
+		cfg := machineConfig()
+		if strings.Contains(path, "pull") {
+			cfg.Mode = kv.Pull
+		}
+		s := &scenario{m: newMachine(cfg), start: time.Unix(1000, 0)}
 		s.now = s.start
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			in := s.input(t, d)
@@ -81,6 +89,10 @@ func argInt(t *testing.T, d *datadriven.TestData, key string, def int) int {
 
 func argBlocks(t *testing.T, d *datadriven.TestData) kv.BlockIDs {
 	s, _ := arg(d, "blocks")
+	return kv.BlockIDs{blockList(t, d, s)}
+}
+
+func blockList(t *testing.T, d *datadriven.TestData, s string) []kv.BlockID {
 	var out []kv.BlockID
 	for f := range strings.SplitSeq(strings.Trim(s, "()"), ",") {
 		if f = strings.TrimSpace(f); f == "" {
@@ -92,7 +104,7 @@ func argBlocks(t *testing.T, d *datadriven.TestData) kv.BlockIDs {
 		}
 		out = append(out, kv.BlockID(n))
 	}
-	return kv.BlockIDs{out}
+	return out
 }
 
 func argIDs(s string) []kv.RequestID {
@@ -154,6 +166,7 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 				m.Heartbeats = []connector.HeartbeatGroup{{Peer: addrOf(engine), IDs: argIDs(ids)}}
 			}
 		}
+		s.readMeta(t, d, &m, addrOf(engine), digest)
 		return stepMeta{m}
 	case "connected":
 		return connected{addrOf(d.CmdArgs[0].Key), s.connected(t, d)}
@@ -192,6 +205,20 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 		return peerLost{agent.PeerLost{Peer: agent.PeerID{Name: agent.Name(name), Gen: 1}, Inbound: inbound, Err: errors.New("connection reset")}}
 	case "shutdown":
 		return shutdown{}
+	case "lent":
+		in := lent{claim: uint64(argInt(t, d, "claim", 0)), grant: agent.GrantID{byte(argInt(t, d, "claim", 0))}}
+		if failed {
+			in.grant, in.err = agent.GrantID{}, errors.New("too many grants")
+		}
+		return in
+	case "read-posted":
+		in := readPosted{fetch: uint64(argInt(t, d, "fetch", 0)), transfer: agent.TransferID(argInt(t, d, "transfer", 0))}
+		if _, busy := arg(d, "busy"); busy {
+			in.err = agent.ErrBusy
+		} else if failed {
+			in.err = errors.New("refused")
+		}
+		return in
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return nil
@@ -294,6 +321,9 @@ func (s *scenario) controlMessage(t *testing.T, d *datadriven.TestData, engine s
 		phase, _ := arg(d, "phase")
 		return &wire.Failed{Seq: seq, RegistrationRef: refOf(kv.RequestID(id), gen), Phase: phase, Reason: "so it is"}
 	}
+	if c := s.claimMessage(t, d, us); c != nil {
+		return c
+	}
 	if _, ok := arg(d, "ack"); ok {
 		return &wire.Ack{Seq: uint64(argInt(t, d, "ack", 0))}
 	}
@@ -323,6 +353,8 @@ func show(a action) string {
 		return fmt.Sprintf("notify %s: %s", a.peer.Name, showMsg(a.msg))
 	case post:
 		return fmt.Sprintf("post push=%d to %s: %v -> %v grant %d notif %s", a.push, a.remote.name(), a.plan.Local, a.plan.Remote, a.grant[0], a.notif)
+	case lend, read:
+		return showPull(a)
 	case cancel:
 		return fmt.Sprintf("cancel transfer %d", a.transfer)
 	case forget:
@@ -375,6 +407,10 @@ func showMsg(b []byte) string {
 		return fmt.Sprintf("FAILED %d %s generation %d (%s): %s", n.Seq, n.ID, n.Generation, n.Phase, n.Reason)
 	case *wire.Ack:
 		return fmt.Sprintf("ACK %d", n.Seq)
+	case *wire.Claim:
+		return fmt.Sprintf("CLAIM %d %s number %d of %s: lease %d, %d tokens, prompt %d, readers %d", n.Seq, n.ID, n.Generation, n.From.Engine, n.Lease, n.Tokens, n.Digest[0], n.Readers)
+	case *wire.Claimed:
+		return fmt.Sprintf("CLAIMED for %d: %s number %d grant %d", n.Seq, n.ID, n.Generation, n.Grant[0])
 	}
 	p, ok := n.(*wire.PushReg)
 	if !ok {
