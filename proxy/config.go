@@ -30,6 +30,10 @@ type Config struct {
 	// coordinates, but D's part begins later.
 	Sequential bool
 
+	// Recompute asks D for all of a request whose KV could not be had: P failed, or its KV did not reach
+	// D. The answer's X-Kvferry-Route says so. Without it the client gets the failure.
+	Recompute bool
+
 	PrefillPolicy core.Policy // default: a core.RoundRobin
 	DecodePolicy  core.Policy // default: another one
 

@@ -64,6 +64,7 @@ func statusFailure(t *target, resp *http.Response, body []byte) *core.Failure {
 		f.Status = resp.StatusCode
 	}
 	f.Body = body
+	f.NoKV = strings.HasPrefix(upstreamCode(body), openai.CodeTransfer)
 	f.RetryAfter = resp.Header.Get("Retry-After")
 	return f
 }

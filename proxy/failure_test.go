@@ -187,6 +187,50 @@ func TestPrefillFailsWhileDecodeStreams(t *testing.T) {
 	}
 }
 
+// TestRecompute: with the policy, D is asked for all of a request whose KV could not be had, and the answer
+// says so.
+func TestRecompute(t *testing.T) {
+	noKV := status(502, `{"error":{"message":"the KV did not come","code":"kv_transfer_wait"}}`)
+	for name, fails := range map[string]wire.Leg{"the prefill engine fails": wire.PrefillLeg, "its KV does not come": wire.DecodeLeg} {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, stream %v", name, stream), func(t *testing.T) {
+				p := newEngine(t, wire.PrefillLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+					if fails == wire.PrefillLeg {
+						status(500, openAIError)(e, w, req, s)
+						return
+					}
+					goodPrefill(e, w, req, s)
+				})
+				answer := text(`{"id":"x","choices":[{"text":"alone"}]}`)
+				if stream {
+					answer = events("data: {\"text\":\"alone\"}\n\n", "data: [DONE]\n\n")
+				}
+				d := newEngine(t, wire.NoLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+					switch {
+					case !strings.Contains(string(s.body), "kv_transfer_params"):
+						answer(e, w, req, s)
+					case fails == wire.DecodeLeg:
+						noKV(e, w, req, s)
+					default:
+						hang(e, w, req, s)
+					}
+				})
+				r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, Recompute: true})
+				resp, got, err := r.post(t, "/v1/completions", fmt.Sprintf(`{"prompt":"x","stream":%v}`, stream))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode != 200 || !strings.Contains(string(got), "alone") {
+					t.Errorf("status %d %s", resp.StatusCode, got)
+				}
+				if route := resp.Header.Get("X-Kvferry-Route"); !strings.HasPrefix(route, "decode-only") || !strings.Contains(route, "could not be had") {
+					t.Errorf("the answer does not say how it came about: %q", route)
+				}
+			})
+		}
+	}
+}
+
 // closedPort is an address where nobody listens, and nobody can while the test runs: the port is
 // bound.
 func closedPort(t *testing.T) string {

@@ -38,7 +38,7 @@ func (r *Router) newRequest(ctx context.Context, header http.Header, plan core.P
 	return &request{
 		r: r, out: out, ctx: ctx, header: header, plan: plan, body: body, name: name,
 		machine: core.NewMachine(core.Config{
-			FirstByte: r.cfg.FirstByteTimeout, Idle: r.cfg.IdleTimeout, Attempts: maxAttempts,
+			FirstByte: r.cfg.FirstByteTimeout, Idle: r.cfg.IdleTimeout, Attempts: maxAttempts, Recompute: r.cfg.Recompute,
 		}, plan.Disaggregate),
 	}
 }
@@ -213,6 +213,8 @@ func (q *request) route() (route, reason string) {
 	switch {
 	case !q.plan.Disaggregate:
 		return routeAlone, q.plan.Reason
+	case q.attempt.fellBack && q.attempt.cancel[core.Prefill] == nil:
+		return routeAlone, "the KV of the prefill engine could not be had"
 	case q.attempt.fellBack:
 		return routeAlone, "the prefill engine kept no KV"
 	case q.attempt.mode == "":

@@ -17,6 +17,7 @@ type routerFlags struct {
 	listen          string
 	prefill, decode []string
 	drain           time.Duration
+	policy          string
 	cfg             proxy.Config
 	log             logFlags
 }
@@ -43,6 +44,7 @@ func newRouter() *cobra.Command {
 	fl.StringArrayVar(&f.prefill, "prefill", nil, "`URL[,KEY=VALUE]...` of a prefill engine; may be given several times")
 	fl.StringArrayVar(&f.decode, "decode", nil, "`URL[,mode=MODE]` of a decode engine; may be given several times")
 	fl.BoolVar(&f.cfg.Sequential, "sequential", false, "send the decode engine's leg when the prefill engine has answered, in push too; needs no coordinates")
+	fl.StringVar(&f.policy, "prefill-failure-policy", "fail", "`POLICY` when a prompt's KV cannot be had: fail, or recompute it on the decode engine")
 	fl.DurationVar(&f.cfg.ConnectTimeout, "connect-timeout", 5*time.Second, "how long a connection to an engine may take")
 	fl.DurationVar(&f.cfg.FirstByteTimeout, "first-byte-timeout", 10*time.Minute, "how long an engine may take until it answers")
 	fl.DurationVar(&f.cfg.IdleTimeout, "idle-timeout", 5*time.Minute, "how long an engine may be silent within an answer")
@@ -61,6 +63,12 @@ func runRouter(ctx context.Context, w io.Writer, f routerFlags) error {
 	}
 	if len(f.prefill) == 0 || len(f.decode) == 0 {
 		return usagef("router needs at least one --prefill URL and one --decode URL; see `kvferry router --help`")
+	}
+	switch f.policy {
+	case "fail", "recompute":
+		f.cfg.Recompute = f.policy == "recompute"
+	default:
+		return usagef("--prefill-failure-policy %q is unknown, use fail or recompute", f.policy)
 	}
 	for _, s := range f.prefill {
 		t, err := parseTarget("prefill", s)

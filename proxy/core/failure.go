@@ -47,6 +47,8 @@ type Failure struct {
 	RetryAfter string
 	// Retry: a new attempt with new ids may do better, and nothing of this one is left behind.
 	Retry bool
+	// NoKV: the engine is well, but a prompt's KV did not reach it. A D alone can still answer.
+	NoKV bool
 	// Told: the client has seen this failure already, as an event of D's stream.
 	Told bool
 }

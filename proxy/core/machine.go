@@ -12,6 +12,9 @@ type Config struct {
 	Idle time.Duration
 	// Attempts is how often the pair of legs is sent in all, at least 1.
 	Attempts int
+	// Recompute: when the KV cannot be had, because P failed or its KV did not reach D, D is asked
+	// once more, for all of it. Without it the client gets the failure.
+	Recompute bool
 }
 
 // Order is how the legs of an attempt follow each other.
@@ -155,6 +158,7 @@ type legState struct {
 type Machine struct {
 	cfg          Config
 	disaggregate bool
+	alone        bool // P failed: the last attempt is D's alone
 	phase        phase
 	attempt      int
 	committed    bool
@@ -210,7 +214,7 @@ func (m *Machine) start(now time.Time) {
 	m.legs = [numLegs]legState{}
 	m.located, m.unpaired, m.prefilled, m.handoff = false, false, false, false
 	m.outcome = Outcome{}
-	if !m.disaggregate {
+	if !m.disaggregate || m.alone {
 		m.startDecode(now, NoKV)
 		return
 	}
@@ -325,6 +329,9 @@ func (m *Machine) fail(now time.Time, f *Failure) {
 		m.outcome.Failure = f
 		m.do(Break{f})
 	case f.Retry && m.attempt < m.cfg.Attempts:
+		m.phase = retrying
+	case m.cfg.Recompute && m.disaggregate && !m.alone && f.Status >= 500 && (f.Leg == Prefill || f.NoKV):
+		m.alone = true
 		m.phase = retrying
 	default:
 		m.phase = answered

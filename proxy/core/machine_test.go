@@ -58,7 +58,9 @@ func TestScenarios(t *testing.T) {
 		var m *Machine
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "new" {
-				m = NewMachine(conf, !d.HasArg("alone"))
+				cfg := conf
+				cfg.Recompute = d.HasArg("recompute")
+				m = NewMachine(cfg, !d.HasArg("alone"))
 				return ""
 			}
 			var at, kind, leg string
@@ -90,7 +92,8 @@ func TestScenarios(t *testing.T) {
 			case "done":
 				ev = Ended{Leg: which, Attempt: attempt, Handoff: which == Prefill && !d.HasArg("nothing")}
 			case "failed":
-				f := &Failure{Leg: which, Kind: Status, Status: 500, Retry: d.HasArg("retry"), Told: d.HasArg("told")}
+				f := &Failure{Leg: which, Kind: Status, Status: 500, Retry: d.HasArg("retry"), Told: d.HasArg("told"), NoKV: d.HasArg("nokv")}
+				d.MaybeScanArgs(t, "status", &f.Status)
 				ev = Ended{Leg: which, Attempt: attempt, Failure: f}
 			case "cancelled":
 				ev = Ended{Leg: which, Attempt: attempt, Failure: &Failure{Leg: which, Kind: Cancelled}}
@@ -119,9 +122,10 @@ func TestMachineInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := conf
 		cfg.Attempts = rapid.IntRange(1, 3).Draw(t, "attempts")
+		cfg.Recompute = rapid.Bool().Draw(t, "recompute")
 		alone := rapid.Bool().Draw(t, "alone")
 		m := NewMachine(cfg, !alone)
-		d := &modelDriver{t: t, alone: alone}
+		d := &modelDriver{t: t, alone: alone, recompute: cfg.Recompute}
 		now := t0
 		d.take(m.Step(now, Begin{}))
 		for range rapid.IntRange(0, 60).Draw(t, "steps") {
@@ -164,6 +168,7 @@ func TestMachineInvariants(t *testing.T) {
 type modelDriver struct {
 	t         *rapid.T
 	alone     bool
+	recompute bool
 	attempt   int
 	running   [2]bool
 	cancelled [2]bool
@@ -193,7 +198,7 @@ func (d *modelDriver) event() Event {
 			continue
 		}
 		leg := Leg(i)
-		f := &Failure{Leg: leg, Kind: Broken, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry"), Told: rapid.Bool().Draw(d.t, "told")}
+		f := &Failure{Leg: leg, Kind: Broken, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry"), NoKV: rapid.Bool().Draw(d.t, "no KV"), Told: rapid.Bool().Draw(d.t, "told")}
 		possible = append(possible, Ended{Leg: leg, Attempt: d.attempt, Failure: f},
 			Ended{Leg: leg, Attempt: d.attempt, Handoff: leg == Prefill && rapid.Bool().Draw(d.t, "hand-off")})
 		if leg == Decode {
@@ -215,7 +220,7 @@ func (d *modelDriver) event() Event {
 		if ev.Attempt == d.attempt {
 			d.running[ev.Leg] = false
 			if ev.Failure != nil {
-				d.failed = true
+				d.failed = d.failed || ev.Leg == Decode || !d.committed // D that streams needs no P
 			} else if ev.Leg == Prefill {
 				d.prefilled, d.handoff = true, ev.Handoff
 				if ev.Handoff && !d.decode && !d.unpaired {
@@ -258,6 +263,12 @@ func (d *modelDriver) take(actions []Action) {
 					t.Fatal("a new attempt while a leg of the last one runs")
 				}
 				d.failed, d.locating, d.located, d.unpaired, d.prefilled, d.handoff, d.decode = false, false, false, false, false, false, false
+			}
+			if a.Attempt != d.attempt && a.Attempt > 1 && a.Leg == Decode && !d.alone {
+				if !d.recompute {
+					t.Fatalf("%s, but: %+v", describe(a), d)
+				}
+				d.alone = true // from here on
 			}
 			d.attempt = a.Attempt
 			d.startLeg(a, actions[i+1:])
