@@ -39,7 +39,6 @@ type pullWorld struct {
 	grants map[agent.GrantID]kv.RequestID // live: of which hold
 	lent   uint64
 	serial int
-	shut   bool
 }
 
 func TestPullInvariants(t *testing.T) {

@@ -207,8 +207,10 @@ func (m *Machine) add(now time.Time, in Request) error {
 	case m.requests[in.ID] != nil:
 		return ErrDuplicate
 	case need > m.cfg.NumBlocks:
+		m.giveBack(now, in)
 		return &NeverFitsError{Prompt: n, Need: need, Total: m.cfg.NumBlocks}
 	case n >= m.cfg.Context():
+		m.giveBack(now, in)
 		return &TooLongError{Prompt: n, Context: m.cfg.Context()}
 	case len(m.waiting)+m.remote >= m.cfg.MaxWaiting:
 		return &QueueFullError{Limit: m.cfg.MaxWaiting}
@@ -217,10 +219,7 @@ func (m *Machine) add(now time.Time, in Request) error {
 		in.Params = nil
 	}
 	if in.Params != nil {
-		err := m.conn.Arrived(now, connector.Request{
-			ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(handedOver(in), in.Keys),
-		})
-		if err != nil {
+		if err := m.arrived(now, in); err != nil {
 			return err
 		}
 	}
@@ -231,6 +230,23 @@ func (m *Machine) add(now time.Time, in Request) error {
 	m.waiting = append(m.waiting, r)
 	m.stats.PromptTokens += uint64(len(in.Prompt))
 	return nil
+}
+
+func (m *Machine) arrived(now time.Time, in Request) error {
+	return m.conn.Arrived(now, connector.Request{
+		ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(handedOver(in), in.Keys),
+	})
+}
+
+// giveBack has a prefill engine told that a decode request which can never run here does not need its
+// KV: as if it had come and been aborted. One that finds the queue full may be sent elsewhere.
+func (m *Machine) giveBack(now time.Time, in Request) {
+	if m.conn == nil || in.Params == nil || !in.Params.DoRemotePrefill {
+		return
+	}
+	if m.arrived(now, in) == nil {
+		m.conn.Finished(now, in.ID, connector.FinishAbort, kv.BlockIDs{nil}, 0)
+	}
 }
 
 // handedOver is the tokens of a prompt whose KV is handed over: all, unless a decode leg is told of

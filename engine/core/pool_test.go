@@ -183,6 +183,7 @@ func TestHashesTellApart(t *testing.T) {
 	note("digest", Hash(Digest([]kv.Token{1, 2}, Keys{})))
 	note("digest of more", Hash(Digest([]kv.Token{1, 2, 0}, Keys{})))
 	note("digest with salt", Hash(Digest([]kv.Token{1, 2}, Keys{Salt: "a"})))
+	note("digest with adapter", Hash(Digest([]kv.Token{1, 2}, Keys{Adapter: "a"})))
 	if a, b := Digest([]kv.Token{5}, Keys{Salt: "s"}), Digest([]kv.Token{5}, Keys{Salt: "s"}); a != b {
 		t.Error("a digest is not a function")
 	}
