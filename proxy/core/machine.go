@@ -153,8 +153,9 @@ type legState struct {
 // Whatever happens, there is exactly one of Complete, Reject, Break or nothing (the client left), no
 // Commit after a failure, and End once every started leg has ended.
 //
-// A hand-off of P's is never lost: it goes into D's leg, and if nobody waits for the answer any more, that
-// leg is cancelled at once and D lets P know. Only for engines that are no pair it is left to the lease.
+// A hand-off of P's goes into D's leg, and if nobody waits for the answer any more, that leg is cancelled
+// at once and D lets P know. It is left to P's lease for engines that are no pair, and when D refuses
+// its leg after P is done: such a D has nothing to tell P.
 type Machine struct {
 	cfg          Config
 	disaggregate bool
