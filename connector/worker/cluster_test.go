@@ -94,6 +94,7 @@ type options struct {
 	agents  string // prefix of the agents' names; default the engine's id
 	host    string // default the same
 	old     bool   // announces PUSH_FAIL only
+	mode    kv.TransferMode
 }
 
 func (c *cluster) engine(id string, o options) *engine {
@@ -122,7 +123,7 @@ func (c *cluster) engine(id string, o options) *engine {
 	var err error
 	e.listener, err = peer.NewListener(c.net.listen(net.JoinHostPort(e.host, "5600")), peer.ListenerConfig{})
 	must(err)
-	e.half, err = scheduler.New(scheduler.Config{Engine: e.id, Host: e.host, Port: 5600, TP: o.tp, Role: o.role,
+	e.half, err = scheduler.New(scheduler.Config{Engine: e.id, Host: e.host, Port: 5600, TP: o.tp, Role: o.role, Mode: o.mode,
 		BlockSize: testBlockSize, Lease: o.lease, RegistrationTimeout: o.timeout, Events: e.trace})
 	must(err)
 	for i := range o.tp {
@@ -145,7 +146,7 @@ func (c *cluster) engine(id string, o options) *engine {
 		must(e.listener.Set(kv.Rank{TP: i}, 1, payload))
 		r.table, err = peer.NewTable(peer.Config{Agent: r.agent, Self: e.id, Hash: testHash, EnforceHash: true, Dial: c.net.dial, Events: e.trace})
 		must(err)
-		r.worker, err = New(Config{Engine: e.id, Host: e.host, Port: 5600, Rank: kv.Rank{TP: i}, TP: o.tp, Agent: r.agent,
+		r.worker, err = New(Config{Engine: e.id, Host: e.host, Port: 5600, Rank: kv.Rank{TP: i}, TP: o.tp, Mode: o.mode, Agent: r.agent,
 			Peers: r.table, Layout: layout, Lease: o.lease, RegistrationTimeout: o.timeout, TransferSilence: o.silence, Events: e.trace})
 		must(err)
 		e.ranks = append(e.ranks, r)

@@ -34,6 +34,7 @@ type letter struct {
 	msg     []byte
 	tries   int
 	receive uint64 // D: in quarantine until the acknowledgement; else 0
+	claim   uint64 // P: that keeps a hold until the acknowledgement; else 0
 	due     deadline.Item[any]
 }
 
@@ -77,21 +78,21 @@ func (m *machine) us() wire.Sender {
 }
 
 // send writes a letter to a connected peer that understands control messages. The oldest letter
-// makes room when the peer acknowledges none.
-func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64) wire.Notification) {
+// makes room when the peer acknowledges none. It returns nil for a message that cannot be written.
+func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64) wire.Notification) *letter {
 	x := m.letters.of(r.name())
 	seq := m.letters.next(x)
 	msg, err := wire.AppendControl(nil, build(seq))
 	if err != nil {
 		m.emitUnsent(r, what, err)
-		return
+		return nil
 	}
 	for len(x.letters) > 0 {
 		for x.letters[x.oldest] == nil {
 			x.oldest++
 		}
 		oldest := x.letters[x.oldest]
-		if len(x.letters) < maxLetters && seq-oldest.seq < replayWindow || oldest.receive != 0 {
+		if len(x.letters) < maxLetters && seq-oldest.seq < replayWindow || oldest.lasts() {
 			break
 		}
 		m.dropLetter(oldest)
@@ -100,7 +101,11 @@ func (m *machine) send(r *remote, what string, receive uint64, build func(seq ui
 	l.due.Value = l
 	x.letters[seq] = l
 	m.sendLetter(l, r)
+	return l
 }
+
+// lasts tells whether blocks wait for its acknowledgement, so that it is not given up.
+func (l *letter) lasts() bool { return l.receive != 0 || l.claim != 0 }
 
 func (m *machine) sendLetter(l *letter, r *remote) {
 	l.tries++
@@ -110,7 +115,7 @@ func (m *machine) sendLetter(l *letter, r *remote) {
 
 // letterDue sends a letter again, or gives it up.
 func (m *machine) letterDue(l *letter) {
-	if l.receive == 0 && l.tries >= maxLetterTries {
+	if !l.lasts() && l.tries >= maxLetterTries {
 		m.stats.LettersLost++
 		m.dropLetter(l)
 		return
@@ -119,7 +124,7 @@ func (m *machine) letterDue(l *letter) {
 		m.sendLetter(l, r)
 		return
 	}
-	if l.receive == 0 {
+	if !l.lasts() {
 		m.dropLetter(l)
 		return
 	}
@@ -161,6 +166,10 @@ func (m *machine) onAck(from agent.Name, seq uint64) {
 	}
 	l := x.letters[seq]
 	m.dropLetter(l)
+	if c := m.lender.claims[l.claim]; c != nil && !c.ended {
+		m.endClaim(c)
+		m.settleLoan(c.hold)
+	}
 	if r := m.consumer.receives[l.receive]; r != nil && r.quarantined != nil {
 		m.endQuarantine(r, "the prefill engine confirmed that it does not write any more")
 	}

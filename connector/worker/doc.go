@@ -64,6 +64,27 @@
 // A timer that comes late says that this process did not run; a late silence timer gives P one more
 // heartbeat.
 //
+// # Pull
+//
+// The mode is one per engine. In pull the hold and its lease are as in push, but nothing is matched: D
+// names P's request, and asks for the permission to read its blocks with a claim.
+//
+//	D: fetch   connecting ──> claiming ──> (queued) ──> reading ──Stopped──> reported
+//	              │              │ Claimed: a grant        │ notification `<P's id>:<n>`
+//	P: hold ──────┴───── claim ──┴── lent ─────────────────┴──> n of n are done: revoke, reported
+//
+// P compares what D believes (lease generation, digest of the tokens, their number, the block ids)
+// with what it holds, and lends exactly the hold's blocks to D's agent alone, or says why not. D asks
+// again with every heartbeat interval, four times; P takes a claim once and answers each copy. The
+// READ carries the notification that stock engines send; n is how many requests of D take the same
+// KV (n > 1 in the client's request), so that the first does not free what the others read. A D
+// request that needs no KV sends the notification alone, one that gives a claim up cancels it.
+//
+// A lease that ends takes the permissions back before the blocks are reported, also under a READ, which
+// then fails: D never keeps bytes of a block's next owner. An agent that cannot revoke keeps the blocks
+// until D acknowledges that it reads no more, or its connection is gone. A stock P lends without a
+// claim; that its lease held, D cannot know.
+//
 // # How long things are kept
 //
 // A registration that finds no blocks goes Config.RegistrationTimeout (480 s) after its arrival or the

@@ -47,6 +47,7 @@ type fetch struct {
 	plan     geometry.Plan
 	transfer agent.TransferID
 	result   *agent.Result
+	recalled uint64           // the number of P's message that asks for our word that we do not read
 	told     bool             // P has nothing to do for it any more
 	failed   *connector.Error // why it is given up; it ends when its transfer has stopped
 
@@ -189,13 +190,18 @@ func (m *machine) onClaimed(from agent.Name, c *wire.Claimed) {
 	m.postRead(f)
 }
 
-// onClaimFailed ends what P refuses or has taken back. A transfer under way ends first.
+// onClaimFailed ends what P refuses or has taken back. A transfer under way ends first, and then P has
+// our word that nothing is read any more.
 func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	f := m.fetcher.byNumber[w.Generation]
 	if f == nil || f.remote.name() != from || w.ID != f.want.Remote {
+		if r := m.named[from]; r != nil && r.control {
+			m.control(r, "acknowledgement", &wire.Ack{Seq: w.Seq})
+		}
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
 		return
 	}
+	f.recalled = w.Seq
 	f.told = true
 	phase := failedPhase(w.Phase)
 	if w.Phase == string(connector.PhaseParams) {
@@ -411,6 +417,9 @@ func (m *machine) reportFailedRead(f *fetch, err *connector.Error) {
 
 // forgetFetch drops a read of which nothing moves.
 func (m *machine) forgetFetch(f *fetch) {
+	if f.recalled != 0 && m.named[f.remote.name()] == f.remote && !m.closing {
+		m.control(f.remote, "acknowledgement", &wire.Ack{Seq: f.recalled})
+	}
 	if f.remote != nil {
 		m.do(unpin{f.remote})
 	}

@@ -54,6 +54,7 @@ func pullInvariants(t *rapid.T) {
 		reads: map[kv.RequestID]bool{}, transfers: map[agent.TransferID]uint64{}, fetchOf: map[uint64]kv.RequestID{},
 		outcomes: map[agent.TransferID]agent.Outcome{}, done: map[kv.RequestID]bool{}, holds: map[kv.RequestID]time.Time{},
 		blocks: map[kv.RequestID]kv.BlockID{}, grants: map[agent.GrantID]kv.RequestID{}}
+	w.m.irrevocable = rapid.IntRange(0, 2).Draw(t, "irrevocable") == 0
 	t.Repeat(map[string]func(*rapid.T){
 		"read":     w.read,
 		"cancel":   w.cancelRead,
@@ -70,6 +71,7 @@ func pullInvariants(t *rapid.T) {
 		"result":   w.result,
 		"stop":     w.stop,
 		"lose":     w.lose,
+		"ack":      w.ack,
 		"beat":     w.beat,
 		"time":     w.time,
 		"":         func(*rapid.T) { w.check() },
@@ -370,7 +372,7 @@ func (w *pullWorld) time(t *rapid.T) {
 
 func (w *pullWorld) check() {
 	for id, end := range w.holds {
-		if w.now.After(end) {
+		if w.now.After(end) && !w.m.irrevocable {
 			w.t.Fatalf("%s is held %v beyond its lease", id, w.now.Sub(end))
 		}
 	}
@@ -379,9 +381,19 @@ func (w *pullWorld) check() {
 	}
 }
 
-// drain lets everything end by itself: afterwards nothing is left.
+func (w *pullWorld) ack(t *rapid.T) {
+	w.say(agentOf(w.engine(t)), &wire.Ack{Seq: uint64(rapid.IntRange(1, 30).Draw(t, "seq"))})
+}
+
+// drain lets everything end by itself: afterwards nothing is left. What an agent that cannot revoke has
+// lent ends with the connection.
 func (w *pullWorld) drain() {
-	for range 30 {
+	for i := range 30 {
+		if i == 3 && w.m.irrevocable {
+			for _, name := range []agent.Name{"q.0", "r.0"} {
+				w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: 1}, Err: errors.New("reset")}})
+			}
+		}
 		for _, id := range slices.Sorted(maps.Keys(w.transfers)) {
 			w.stopped(id)
 		}

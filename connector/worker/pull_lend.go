@@ -25,6 +25,7 @@ type claim struct {
 	grant  agent.GrantID      // zero before it is given
 	read   bool               // one of D's READs is counted against it; not necessarily its own
 	ended  bool               // D does not want it any more
+	recall *letter            // D is asked for its word that it does not read any more
 }
 
 // claimKey names a claim: D's agent and D's number.
@@ -262,7 +263,7 @@ func (m *machine) loanExpired(h *hold) {
 		h.expired = true
 		for _, x := range h.loan.claims {
 			if !x.ended && !x.read {
-				m.tellClaimant(x, connector.PhaseLease, leaseOver)
+				m.recall(x)
 			}
 		}
 		return
@@ -270,15 +271,30 @@ func (m *machine) loanExpired(h *hold) {
 	m.endHold(h, connector.PhaseLease, leaseOver, "expired")
 }
 
+// recall asks a D for its word that it does not read any more: its acknowledgement.
+func (m *machine) recall(x *claim) {
+	m.tell(x.addr, x.key.from, func(r *remote) {
+		if x.ended || x.recall != nil {
+			return
+		}
+		x.recall = m.send(r, "recall", 0, func(seq uint64) wire.Notification {
+			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(connector.PhaseLease), Reason: leaseOver}
+		})
+		if x.recall != nil {
+			x.recall.claim = x.serial
+		}
+	})
+}
+
 // endLoan takes back what a hold that ends has lent.
 func (m *machine) endLoan(h *hold, phase connector.Phase, reason, how string) {
 	for _, x := range h.loan.claims {
 		if !x.ended {
-			x.ended = true
 			m.revokeClaim(x, how)
 			if !x.read {
 				m.tellClaimant(x, phase, reason)
 			}
+			x.ended = true
 		}
 		m.forgetClaim(x)
 	}
@@ -288,6 +304,9 @@ func (m *machine) endLoan(h *hold, phase connector.Phase, reason, how string) {
 func (m *machine) forgetClaim(x *claim) {
 	delete(m.lender.claims, x.serial)
 	delete(m.lender.byKey, x.key)
+	if x.recall != nil {
+		m.dropLetter(x.recall)
+	}
 }
 
 // claimsLost takes back what an agent that is gone was lent. It does not count as done: the engine may
