@@ -208,6 +208,8 @@ func recorded[E event.Event](r *recorder) []E {
 	return out
 }
 
+const nearHash = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210"
+
 const testHash = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // metadata is a rank of a kvferry engine. Its agent is named after engine, instance and rank.
@@ -265,7 +267,8 @@ type bed struct {
 func newBed(t testing.TB, change func(*Config, *fakeAgent)) *bed {
 	t.Helper()
 	b := &bed{fabric: newFabric(), agent: newFakeAgent(), events: &recorder{}}
-	cfg := Config{Agent: b.agent, Self: "self", Hash: testHash, EnforceHash: true, LocalFactors: "model=m", Dial: b.dial, Events: b.events}
+	cfg := Config{Agent: b.agent, Self: "self", Hash: testHash, EnforceHash: true, LocalFactors: "model=m",
+		NearHashes: map[string]string{nearHash: "its mode is pull, ours is push"}, Dial: b.dial, Events: b.events}
 	if change != nil {
 		change(&cfg, b.agent)
 	}

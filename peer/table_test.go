@@ -174,6 +174,8 @@ func TestRefusals(t *testing.T) {
 		served func(t *testing.T, r kv.Rank) []byte
 		says   []string
 	}{
+		{"near hash", PhaseHash, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8, nearHash) },
+			[]string{nearHash, testHash, "one setting", "its mode is pull, ours is push"}},
 		{"other hash", PhaseHash, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8, otherHash) },
 			[]string{otherHash, testHash, "model=m", "enforce_handshake_compat", "both sides"}},
 		{"other engine", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "X", "i", r, 8, testHash) }, []string{`"X"`, `"P"`}},
