@@ -175,45 +175,6 @@ func (m *machine) onAck(from agent.Name, seq uint64) {
 	}
 }
 
-// notice is what a peer agent is to be told once its engine is connected.
-type notice struct {
-	to   agent.Name // nobody else is told
-	tell func(*remote)
-}
-
-// tell calls f when the engine at addr is connected and the agent is its, if it understands control
-// messages. Too many that wait for a handshake are not told: what they ask for they ask again, and
-// half of the room is for failures.
-func (m *machine) tell(addr connector.PeerAddr, to agent.Name, f func(*remote)) {
-	if m.notices >= maxNotices/2 {
-		return
-	}
-	m.whenConnected(addr, to, func(r *remote) {
-		if r.control {
-			f(r)
-		}
-	})
-}
-
-// whenConnected calls f when the engine at addr is connected and the agent is its.
-func (m *machine) whenConnected(addr connector.PeerAddr, to agent.Name, f func(*remote)) {
-	if m.closing || m.notices >= maxNotices {
-		return
-	}
-	if r := m.named[to]; r != nil && r.engine == addr.Engine {
-		addr = r.addr // one spelling of one place
-	}
-	m.notices++
-	m.need(addr, waiter{notice: &notice{to, f}})
-}
-
-func (m *machine) noticeConnected(n *notice, r *remote) {
-	m.notices--
-	if r.agent.ID.Gen != 0 && (n.to == "" || n.to == r.name()) && !m.closing {
-		n.tell(r)
-	}
-}
-
 // ack acknowledges a letter of D; its engine is where the letter says.
 func (m *machine) ack(from agent.Name, addr connector.PeerAddr, seq uint64) {
 	m.tell(addr, from, func(r *remote) { m.control(r, "acknowledgement", &wire.Ack{Seq: seq}) })

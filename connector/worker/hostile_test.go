@@ -155,7 +155,7 @@ func TestOrphansOfALivingD(t *testing.T) {
 		}
 	}
 	st := m.snapshot()
-	if st.Waiting != maxPerSender || st.Letters > maxLetters || m.notices != 0 {
+	if st.Waiting != maxPerSender || st.Letters > maxLetters || m.notices.count() != 0 {
 		t.Errorf("%d registrations and %d letters of one D wait", st.Waiting, st.Letters)
 	}
 	for range 1 << 20 {

@@ -663,7 +663,7 @@ func (w *world) drain() {
 	for what, n := range map[string]int{"flights": len(m.flights), "byWireID": len(m.consumer.byWireID), "blocks": len(p.blocks.buckets),
 		"leases": len(p.leases.buckets), "registrations": len(p.registrations), "waiting": len(p.waiting.buckets), "order": p.order.Len(),
 		"ids": p.ids, "pushes": len(p.pushes), "transfers": len(p.transfers), "busy": p.busy.Len(), "notes": len(p.notes.buckets),
-		"note order": p.noteOrder.Len(), "notices": m.notices, "timers": m.timers.Len(), "prefills": len(p.prefills),
+		"note order": p.noteOrder.Len(), "notices": m.notices.count(), "timers": m.timers.Len(), "prefills": len(p.prefills),
 		"expected": len(p.expected.buckets), "withdrawn": len(p.withdrawn) + p.withdrawnOrder.Len(), "letters": m.snapshot().Letters,
 		"pulses": len(m.consumer.pulses), "beats": len(m.beats.byAddr), "quarantined": m.consumer.quarantined + m.consumer.quarantinedBlocks,
 		"active": w.active()} {

@@ -42,9 +42,15 @@ const (
 	// forgotten, and its D waits for its own watchdog.
 	maxNotes = 1 << 14
 
-	// maxNotices bounds what waits for a handshake to be told. What is beyond is not sent; D asks with
-	// its next beat.
-	maxNotices = 1 << 10
+	// maxNotices bounds what waits for handshakes with peers to be told, and as much again of our own
+	// ledger; maxNoticesPerAgent bounds that of one agent, so that a stranger does not take the room of
+	// others. What is beyond is not sent; D asks with its next beat.
+	maxNotices         = 1 << 10
+	maxNoticesPerAgent = 1 << 8
+
+	// maxFlights bounds the connects under way beyond which none is begun to tell a peer something: an
+	// evicted notice leaves its connect behind.
+	maxFlights = 1 << 11
 
 	// maxRemotes bounds the peers whose geometry is kept; peer.Table has no more by default.
 	maxRemotes = 1 << 12

@@ -47,12 +47,12 @@ func TestSenderOverflow(t *testing.T) {
 	for i := range maxPerSender {
 		m.Step(now, from("d", registrationOf(t, fmt.Sprintf("r%d-0", i), i+1, 1)))
 	}
-	before := m.notices
+	before := m.notices.count()
 	acts := m.Step(now, from("d", registrationOf(t, "last-0", maxPerSender+1, 1)))
 	if got := droppedFor(acts); len(got) != 1 || got[0] != "r0-0 overflow: too many registrations wait" {
 		t.Errorf("dropped %q", got)
 	}
-	if len(m.flights) != 1 || m.notices != before+1 {
+	if len(m.flights) != 1 || m.notices.count() != before+1 {
 		t.Error("nothing is done to tell D of its dropped registration")
 	}
 	if s := m.snapshot(); s.Waiting != maxPerSender+1 {
@@ -87,8 +87,8 @@ func TestRegistrationOverflow(t *testing.T) {
 	if s := m.snapshot(); s.Waiting != maxRegistrations || s.RegistrationsDropped != uint64(n-maxRegistrations) {
 		t.Errorf("%d of %d wait, %d were dropped", s.Waiting, n, s.RegistrationsDropped)
 	}
-	if len(m.flights) != 1 || m.notices > maxNotices {
-		t.Errorf("%d connects, %d notices", len(m.flights), m.notices)
+	if len(m.flights) != 1 || m.notices.count() > maxNotices {
+		t.Errorf("%d connects, %d notices", len(m.flights), m.notices.count())
 	}
 }
 

@@ -21,7 +21,7 @@ type machine struct {
 	serial  uint64                 // of receives and pushes
 	named   map[agent.Name]*remote // the same remotes
 	letters correspondence
-	notices int // that wait for a handshake
+	notices notices
 
 	// irrevocable: the agent cannot revoke grants.
 	irrevocable bool
@@ -57,6 +57,7 @@ func newMachine(cfg Config) *machine {
 		named:   make(map[agent.Name]*remote),
 	}
 	m.letters.init()
+	m.notices.init()
 	m.consumer.init()
 	m.producer.init()
 	m.fetcher.init()
@@ -221,7 +222,7 @@ func (m *machine) onConnectFailed(now time.Time, in connectFailed) {
 		case w.fetch != 0:
 			m.fetchUnconnected(w.fetch, in.err)
 		case w.notice != nil:
-			m.notices--
+			m.noticeGone(w.notice)
 		case w.beat != nil:
 			w.beat.asked = false
 		}

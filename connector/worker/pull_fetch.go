@@ -300,7 +300,7 @@ func (m *machine) readResult(res agent.Result) bool {
 		m.stats.TransfersDone++
 		return true
 	}
-	m.emit(event.TransferFailed{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: res.Outcome.String(), Err: resultError(res)})
+	m.emit(event.TransferFailed{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
 	m.stats.TransfersFailed++
 	return true
 }
