@@ -18,6 +18,7 @@ import (
 	"github.com/kvferry/kvferry/engine/api"
 	"github.com/kvferry/kvferry/engine/metrics"
 	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -213,7 +214,9 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	}
 	cfg.Log = log
 	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})
-	cfg.Events = counted
+	logged := newEventLog(log)
+	defer logged.Close()
+	cfg.Events = event.Tee(counted, logged)
 	l, err := listen("--listen", f.listen)
 	if err != nil {
 		return err
