@@ -615,12 +615,31 @@ func (w *world) check() {
 			w.t.Fatalf("hold %s has a push: %v, and is filed: %v", h.id, h.push != nil, len(h.match) > 0)
 		}
 	}
+	checkLine(w.t, &m.producer.busy)
 	pinned := 0
 	for _, n := range w.pins {
 		pinned += n
 	}
 	if busy := len(m.consumer.receives) + len(m.producer.pushes); pinned > busy {
 		w.t.Fatalf("%d pins for %d things under way", pinned, busy)
+	}
+}
+
+// checkLine: whatever waits for room will be tried again, by the end of a transfer to its peer or by the
+// timer.
+func checkLine(t *rapid.T, l *line) {
+	n := 0
+	for name, q := range l.queues {
+		n += q.list.Len()
+		if _, armed := l.timer.At(); !armed && l.flying[name] == 0 {
+			t.Fatalf("%d transfers to %s wait for room, and nothing will tell of it", q.list.Len(), name)
+		}
+		if q.list.Len() == 0 || l.turns.Len() != len(l.queues) {
+			t.Fatal("an empty queue, or one without a turn")
+		}
+	}
+	if n != l.Len() || l.trying != 0 {
+		t.Fatalf("%d of %d wait, %d is with the agent", n, l.Len(), l.trying)
 	}
 }
 

@@ -86,18 +86,18 @@ func (m *machine) Step(now time.Time, in input) []action {
 	case registrationFailed:
 		m.onRegistrationFailed(in)
 	case posted:
-		m.onPosted(now, in)
+		m.onPosted(in)
 	case lent:
 		m.onLent(in)
 	case readPosted:
-		m.onReadPosted(now, in)
+		m.onReadPosted(in)
 	case transferResult:
 		if !m.readResult(in.Result) {
 			m.onResult(in.Result)
 		}
 	case transferStopped:
 		if !m.readStopped(in.Stopped) {
-			m.onStopped(now, in.Stopped)
+			m.onStopped(in.Stopped)
 		}
 	case notification:
 		m.onNotification(now, in.Notification)

@@ -33,8 +33,7 @@ type producer struct {
 
 	pushes    map[uint64]*push
 	transfers map[agent.TransferID]*push // posted, not stopped
-	busy      list.List                  // of *push that the agent had no room for, in line
-	busyTimer deadline.Item[any]
+	busy      line                       // pushes that the agent had no room for
 
 	notes     index[matchKey, note]
 	noteOrder list.List // of *note, oldest first
@@ -56,7 +55,7 @@ func (p *producer) init() {
 	p.senders = make(map[agent.Name]*sender)
 	p.pushes = make(map[uint64]*push)
 	p.transfers = make(map[agent.TransferID]*push)
-	p.busyTimer.Value = &busyTimer{}
+	p.busy.init(&busyTimer{})
 	p.notes = newIndex[matchKey, note]()
 	p.prefills = make(map[kv.RequestID]*prefill)
 	p.expected = newIndex[matchKey, prefill]()
@@ -177,8 +176,8 @@ func (m *machine) shutdownProducer() {
 	for p.withdrawnOrder.Len() > 0 {
 		m.forgetWithdrawn(p.withdrawnOrder.Front().Value.(*withdrawal))
 	}
-	m.timers.Remove(&p.busyTimer)
-	p.busy.Init()
+	m.timers.Remove(&p.busy.timer)
+	p.busy.clear()
 	holds := slices.SortedFunc(maps.Values(p.holds), func(a, b *hold) int { return cmp.Compare(a.id, b.id) })
 	for _, h := range holds {
 		u := h.push

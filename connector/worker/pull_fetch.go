@@ -2,7 +2,6 @@ package worker
 
 import (
 	"cmp"
-	"container/list"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,8 +60,7 @@ type fetcher struct {
 	byNumber  map[kv.Generation]*fetch
 	transfers map[agent.TransferID]*fetch // posted, not stopped
 	number    kv.Generation               // of the last claim
-	busy      list.List                   // of *fetch that the agent had no room for, in line
-	busyTimer deadline.Item[any]
+	busy      line                        // fetches that the agent had no room for
 }
 
 // readBusyTimer is the one item for READs that the agent had no room for.
@@ -73,7 +71,7 @@ func (f *fetcher) init() {
 	f.byID = make(map[kv.RequestID]*fetch)
 	f.byNumber = make(map[kv.Generation]*fetch)
 	f.transfers = make(map[agent.TransferID]*fetch)
-	f.busyTimer.Value = &readBusyTimer{}
+	f.busy.init(&readBusyTimer{})
 }
 
 // inOrder is the reads, oldest first.
@@ -210,12 +208,12 @@ func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	m.failFetch(f, phase, "the prefill engine does not let us read it: "+w.Reason)
 }
 
-// postRead hands a READ to the agent, behind those that wait for room.
+// postRead hands a READ to the agent, behind those to the same peer that wait for room.
 func (m *machine) postRead(f *fetch) {
 	m.timers.Set(&f.due, m.now.Add(m.timeout()/4))
-	if m.fetcher.busy.Len() > 0 {
+	if l := &m.fetcher.busy; l.waits(f.remote.name()) {
 		f.state = fetchQueued
-		m.fetcher.busy.PushBack(f)
+		l.enter(f.remote.name(), f.serial)
 		return
 	}
 	m.handRead(f)
@@ -237,51 +235,54 @@ func (m *machine) readDone(remote kv.RequestID, readers int) []byte {
 	return msg
 }
 
-// onReadPosted learns whether the agent took a READ.
-func (m *machine) onReadPosted(now time.Time, in readPosted) {
+// onReadPosted learns whether the agent took a READ. Whatever becomes of it, the next in line has its
+// turn.
+func (m *machine) onReadPosted(in readPosted) {
+	l := &m.fetcher.busy
 	f := m.fetcher.fetches[in.fetch]
 	if f == nil || f.state != fetchPosting {
+		l.answered(in.fetch, "", true)
+		m.nextRead()
 		return
 	}
+	name, busy := f.remote.name(), errors.Is(in.err, agent.ErrBusy)
+	tried := l.answered(in.fetch, name, busy)
 	switch {
-	case errors.Is(in.err, agent.ErrBusy) && f.failed == nil && !m.closing:
+	case busy && f.failed == nil && !m.closing:
 		f.state = fetchQueued
-		m.fetcher.busy.PushFront(f)
-		if len(m.fetcher.transfers) == 0 {
-			m.timers.Set(&m.fetcher.busyTimer, now.Add(busyRetry))
-		}
+		l.keep(name, f.serial, tried)
 	case in.err != nil:
 		f.state = fetchQueued // nothing moves
 		m.emit(event.TransferFailed{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
 		m.stats.TransfersFailed++
 		m.failFetch(f, connector.PhaseTransfer, in.err.Error())
-		m.retryReads()
 	default:
 		f.state, f.transfer = fetchReading, in.transfer
 		m.fetcher.transfers[in.transfer] = f
+		l.posted(name)
 		m.emit(event.TransferPosted{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Descs: len(f.plan.Local), Bytes: f.plan.Bytes})
 		m.stats.TransfersPosted++
 		if f.failed != nil || m.closing {
 			m.do(cancel{in.transfer})
-			return
 		}
-		m.retryReads()
 	}
+	m.nextRead()
 }
 
-// retryReads hands the first READ in line to the agent; its success tries the next.
+// retryReads lets every peer's queue have a turn: there may be room.
 func (m *machine) retryReads() {
-	if m.closing {
+	m.fetcher.busy.round()
+	m.nextRead()
+}
+
+// nextRead hands the READ whose turn it is to the agent; its answer goes on.
+func (m *machine) nextRead() {
+	l := &m.fetcher.busy
+	if serial, ok := l.next(); ok && !m.closing {
+		m.handRead(m.fetcher.fetches[serial])
 		return
 	}
-	for e := m.fetcher.busy.Front(); e != nil; e = m.fetcher.busy.Front() {
-		f := m.fetcher.busy.Remove(e).(*fetch)
-		if m.fetcher.fetches[f.serial] == f {
-			m.handRead(f)
-			return
-		}
-	}
-	m.timers.Remove(&m.fetcher.busyTimer)
+	m.watchLine(l)
 }
 
 // readResult keeps how a READ ended. It tells whether the transfer was one.
@@ -313,6 +314,7 @@ func (m *machine) readStopped(s agent.Stopped) bool {
 		return false
 	}
 	delete(m.fetcher.transfers, s.Transfer)
+	m.fetcher.busy.stopped(f.remote.name())
 	m.emit(event.TransferStopped{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank})
 	f.state = fetchQueued // nothing moves
 	switch {
@@ -424,6 +426,7 @@ func (m *machine) forgetFetch(f *fetch) {
 		m.do(unpin{f.remote})
 	}
 	m.timers.Remove(&f.due)
+	m.leaveLine(&m.fetcher.busy, f.serial)
 	delete(m.fetcher.fetches, f.serial)
 	delete(m.fetcher.byID, f.want.ID)
 	delete(m.fetcher.byNumber, f.number)
@@ -441,8 +444,8 @@ func (m *machine) fetchesLost(name agent.Name, err error) {
 
 // shutdownFetcher ends every read; transfers under way end by their Stopped.
 func (m *machine) shutdownFetcher() {
-	m.timers.Remove(&m.fetcher.busyTimer)
-	m.fetcher.busy.Init()
+	m.timers.Remove(&m.fetcher.busy.timer)
+	m.fetcher.busy.clear()
 	for _, f := range m.fetcher.inOrder() {
 		m.failFetch(f, connector.PhaseCancel, "this engine is shutting down")
 	}

@@ -371,6 +371,7 @@ func (w *pullWorld) time(t *rapid.T) {
 }
 
 func (w *pullWorld) check() {
+	checkLine(w.t, &w.m.fetcher.busy)
 	for id, end := range w.holds {
 		if w.now.After(end) && !w.m.irrevocable {
 			w.t.Fatalf("%s is held %v beyond its lease", id, w.now.Sub(end))

@@ -118,11 +118,11 @@ func (m *machine) completeEmpty(u *push) {
 	m.endHold(h, "", "", "sent")
 }
 
-// startPost hands a WRITE to the agent, behind those that wait for room.
+// startPost hands a WRITE to the agent, behind those to the same peer that wait for room.
 func (m *machine) startPost(u *push) {
-	if m.producer.busy.Len() > 0 {
+	if l := &m.producer.busy; l.waits(u.remote.name()) {
 		u.state = queued
-		m.producer.busy.PushBack(u)
+		l.enter(u.remote.name(), u.serial)
 		return
 	}
 	m.post(u)
@@ -152,65 +152,63 @@ func (m *machine) pushUnconnected(serial uint64, err error) {
 	m.endPush(u)
 }
 
-// onPosted learns whether the agent took a WRITE.
-func (m *machine) onPosted(now time.Time, in posted) {
+// onPosted learns whether the agent took a WRITE. Whatever becomes of it, the next in line has its turn.
+func (m *machine) onPosted(in posted) {
+	l := &m.producer.busy
 	u := m.producer.pushes[in.push]
 	if u == nil || u.state != posting {
+		l.answered(in.push, "", true)
+		m.nextBusy()
 		return
 	}
+	name, busy := u.remote.name(), errors.Is(in.err, agent.ErrBusy)
+	tried := l.answered(in.push, name, busy)
 	switch {
-	case errors.Is(in.err, agent.ErrBusy):
-		m.queue(now, u)
+	case busy:
+		m.queue(u, tried)
 	case in.err != nil:
 		m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
 		m.failPush(u, connector.PhaseTransfer, in.err)
-		m.retryBusy()
 	default:
 		u.state, u.transfer = writing, in.transfer
 		m.producer.transfers[in.transfer] = u
+		l.posted(name)
 		m.emit(event.TransferPosted{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: len(u.plan.Local), Bytes: u.plan.Bytes})
 		m.stats.TransfersPosted++
 		if m.closing || u.unwanted != "" {
 			m.do(cancel{in.transfer})
 		}
-		if m.closing {
-			return
-		}
-		m.retryBusy()
 	}
+	m.nextBusy()
 }
 
-// queue keeps a WRITE that the agent had no room for, first in line. Room comes with a Stopped; when
-// none of ours is owed, a short timer looks again.
-func (m *machine) queue(now time.Time, u *push) {
+// queue keeps a WRITE that the agent had no room for, if it may still be written.
+func (m *machine) queue(u *push, tried bool) {
 	switch {
 	case u.unwanted != "":
 		m.failPush(u, connector.PhaseCancel, errors.New(u.unwanted))
-		return
 	case u.hold.expired || m.closing:
 		m.failPush(u, connector.PhaseLease, errors.New("the lease ended while the agent was busy"))
-		return
-	}
-	u.state = queued
-	m.producer.busy.PushFront(u)
-	if len(m.producer.transfers) == 0 {
-		m.timers.Set(&m.producer.busyTimer, now.Add(busyRetry))
+	default:
+		u.state = queued
+		m.producer.busy.keep(u.remote.name(), u.serial, tried)
 	}
 }
 
-// retryBusy hands the first WRITE in line to the agent; its success tries the next.
+// retryBusy lets every peer's queue have a turn: there may be room.
 func (m *machine) retryBusy() {
-	if m.closing {
+	m.producer.busy.round()
+	m.nextBusy()
+}
+
+// nextBusy hands the WRITE whose turn it is to the agent; its answer goes on.
+func (m *machine) nextBusy() {
+	l := &m.producer.busy
+	if serial, ok := l.next(); ok && !m.closing {
+		m.post(m.producer.pushes[serial])
 		return
 	}
-	for e := m.producer.busy.Front(); e != nil; e = m.producer.busy.Front() {
-		u := m.producer.busy.Remove(e).(*push)
-		if u.state == queued && m.producer.pushes[u.serial] == u {
-			m.post(u)
-			return
-		}
-	}
-	m.timers.Remove(&m.producer.busyTimer)
+	m.watchLine(l)
 }
 
 // onResult keeps how the transfer ended. A D that will not get its completion is told now; the
@@ -245,12 +243,13 @@ func (m *machine) tellFailed(u *push) {
 }
 
 // onStopped gives the blocks back: nothing reads them any more.
-func (m *machine) onStopped(now time.Time, s agent.Stopped) {
+func (m *machine) onStopped(s agent.Stopped) {
 	u := m.producer.transfers[s.Transfer]
 	if u == nil {
 		return
 	}
 	delete(m.producer.transfers, s.Transfer)
+	m.producer.busy.stopped(u.remote.name())
 	h := u.hold
 	m.emit(event.TransferStopped{Request: h.id, Peer: u.remote.engine, Rank: m.cfg.Rank})
 	switch {
@@ -292,6 +291,7 @@ func (m *machine) failPush(u *push, phase connector.Phase, err error) {
 // endPush parts blocks and registration. Whoever has the blocks decides what becomes of them.
 func (m *machine) endPush(u *push) {
 	delete(m.producer.pushes, u.serial)
+	m.leaveLine(&m.producer.busy, u.serial)
 	if u.remote != nil {
 		m.do(unpin{u.remote})
 	}
