@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,10 @@ type liar struct {
 	conns chan *conn
 }
 
-func newLiar(t *testing.T) *liar {
+func newLiar(t *testing.T) *liar { return newLiarOf(t, 10) }
+
+// newLiarOf permits so many transfers.
+func newLiarOf(t *testing.T, transfers int) *liar {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -38,11 +42,26 @@ func newLiar(t *testing.T) *liar {
 			if _, _, err := c.next(); err != nil {
 				return
 			}
-			_, _ = c.Write(frame.Welcome{Transfers: 10, Notif: 1000, NotifBytes: 10000, Name: "liar"}.Append(nil))
+			_, _ = c.Write(frame.Welcome{Transfers: transfers, Notif: 1000, NotifBytes: 10000, Name: "liar"}.Append(nil))
 			x.conns <- c
 		}
 	}()
 	return x
+}
+
+// A listener that permits no transfer is not admitted: a WRITE to it would wait for ever.
+func TestWelcomeWithoutTransfers(t *testing.T) {
+	x := newLiarOf(t, 0)
+	p, err := New(Config{Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	o := offer{name: "liar", addrs: []string{x.l.Addr().String()}}
+	_, err = p.AddPeer(t.Context(), agent.PeerInfo{Offers: []agent.Offer{{Transport: Transport, Blob: o.encode()}}})
+	if err == nil || !strings.Contains(err.Error(), "permits no transfers") {
+		t.Errorf("admitted: %v", err)
+	}
 }
 
 // A listener that lies loses its link, and the transfer ends without success.

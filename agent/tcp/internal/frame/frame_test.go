@@ -187,3 +187,11 @@ func TestTextIsCleaned(t *testing.T) {
 		t.Errorf("%q, %v", f.Text, err)
 	}
 }
+
+// A peer that takes no WRITE at all is no peer.
+func TestWelcomeWithoutTransfers(t *testing.T) {
+	w := Welcome{Transfers: 0, Notif: 4, NotifBytes: 5, Name: "d"}
+	if _, err := DecodeWelcome(w.Append(nil)[HeaderSize:]); err == nil || !strings.Contains(err.Error(), "no transfers") {
+		t.Errorf("%v", err)
+	}
+}

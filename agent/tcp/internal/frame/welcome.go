@@ -1,5 +1,7 @@
 package frame
 
+import "errors"
+
 const welcomeFixed = 8 + 2 + 4 + 4 + 4
 
 // Welcome answers a Hello.
@@ -11,6 +13,9 @@ type Welcome struct {
 	NotifBytes int    // bytes of all notifications attached to WRITEs under way
 	Name       string // of the listening agent
 }
+
+// errNoTransfers: a peer that takes no WRITE would keep ours waiting for ever.
+var errNoTransfers = errors.New("peer permits no transfers")
 
 // Append encodes.
 func (w Welcome) Append(dst []byte) []byte {
@@ -34,6 +39,9 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 	w := Welcome{
 		Transfers: int(le.Uint32(b[10:])), Notif: int(le.Uint32(b[14:])), NotifBytes: int(le.Uint32(b[18:])),
 		Name: string(b[welcomeFixed:]),
+	}
+	if w.Transfers < 1 {
+		return Welcome{}, errNoTransfers
 	}
 	return w, checkName(w.Name)
 }
