@@ -50,6 +50,9 @@ type Capabilities struct {
 	CheapAdmission bool
 	// ParallelAdmission: AddPeer may run for several peers at once.
 	ParallelAdmission bool
+	// TellsArrivals: every notification that came with a WRITE has its Arrival. A completion without
+	// one then came with no bytes.
+	TellsArrivals bool
 }
 
 // MemoryKind says where memory lies.

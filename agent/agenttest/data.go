@@ -142,8 +142,11 @@ func notificationAfterData(s *suite) {
 		if !bytes.Equal(x.pm.Bytes(), x.dm.Bytes()) {
 			s.Fatalf("round %d: notified before the bytes were in place", round)
 		}
-		if n.Arrival != nil && n.Arrival.Bytes != int64(len(x.dm.Bytes())) {
+		switch {
+		case n.Arrival != nil && n.Arrival.Bytes != int64(len(x.dm.Bytes())):
 			s.Errorf("arrival of %d bytes", n.Arrival.Bytes)
+		case n.Arrival == nil && x.d.Capabilities().TellsArrivals:
+			s.Error("the arrival is not told")
 		}
 		if n.From.Name != x.p.Name() || n.From.Gen == 0 {
 			s.Errorf("notification from %v", n.From)

@@ -37,7 +37,7 @@ func (a *Agent) Name() agent.Name { return a.name }
 
 // Capabilities is Agent.Capabilities.
 func (a *Agent) Capabilities() agent.Capabilities {
-	return agent.Capabilities{Revocable: true, CheapAdmission: true, ParallelAdmission: true}
+	return agent.Capabilities{Revocable: true, CheapAdmission: true, ParallelAdmission: true, TellsArrivals: true}
 }
 
 // Offers is Agent.Offers: the name is all that a peer of the same fabric needs.

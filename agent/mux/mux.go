@@ -93,6 +93,7 @@ func (m *Mux) Capabilities() agent.Capabilities {
 		all.Revocable = all.Revocable && c.Revocable
 		all.CheapAdmission = all.CheapAdmission && c.CheapAdmission
 		all.ParallelAdmission = all.ParallelAdmission && c.ParallelAdmission
+		all.TellsArrivals = all.TellsArrivals && c.TellsArrivals
 	}
 	return all
 }

@@ -118,7 +118,7 @@ func (a *Agent) Name() agent.Name { return a.name }
 
 // Capabilities is Agent.Capabilities.
 func (a *Agent) Capabilities() agent.Capabilities {
-	return agent.Capabilities{Revocable: true, ParallelAdmission: true}
+	return agent.Capabilities{Revocable: true, ParallelAdmission: true, TellsArrivals: true}
 }
 
 // Offers is Agent.Offers.

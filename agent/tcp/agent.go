@@ -85,7 +85,7 @@ func (a *Agent) Addr() net.Addr { return a.listener.Addr() }
 
 // Capabilities is Agent.Capabilities.
 func (a *Agent) Capabilities() agent.Capabilities {
-	return agent.Capabilities{Revocable: true, ParallelAdmission: true}
+	return agent.Capabilities{Revocable: true, ParallelAdmission: true, TellsArrivals: true}
 }
 
 // Offers is Agent.Offers.

@@ -199,6 +199,10 @@ func (m *machine) registerAgain(r *receive, p *remote) {
 
 // onCompletion counts a completion: once per P rank, only of ranks that may write, until as many
 // have come as P has ranks for us (nixl-connector.md, section 5.2).
+//
+// Where the agent tells arrivals, a completion that came with no WRITE is ignored, if bytes were asked
+// for: only a WRITE proves that its sender has our permission, and anybody may say P's name. To fail
+// the receive would let anybody end it. P's own completion always comes with its WRITE.
 func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion, a *agent.Arrival) {
 	r := m.consumer.byWireID[c.ID]
 	switch {
@@ -210,6 +214,9 @@ func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion
 		return
 	case r.senders[from]:
 		m.ignore(from, "completion", fmt.Sprintf("request %s has this agent's completion already", c.ID))
+		return
+	case a == nil && m.tellsArrivals && m.wantedBytes(r) > 0:
+		m.ignore(from, "completion", fmt.Sprintf("of request %s nothing was written with it", c.ID))
 		return
 	case c.N != r.reg.Peer.TP && r.quarantined == nil:
 		m.failReceive(r, connector.PhaseTransfer, fmt.Sprintf(

@@ -25,7 +25,9 @@ type machine struct {
 
 	// irrevocable: the agent cannot revoke grants.
 	irrevocable bool
-	now         time.Time // of the Step under way
+	// tellsArrivals: of every WRITE the agent tells the bytes that came.
+	tellsArrivals bool
+	now           time.Time // of the Step under way
 
 	consumer consumer
 	producer producer

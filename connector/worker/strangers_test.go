@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -104,4 +106,66 @@ func TestStrangersDoNotMuteP(t *testing.T) {
 	if n := r.m.notices.count(); n != 0 {
 		t.Errorf("%d notices are left", n)
 	}
+}
+
+// A completion that comes with no WRITE is no success, and ends nothing, where the agent tells what
+// arrives; P's own ends the receive. A receive that asked for no bytes needs none.
+func TestBareCompletion(t *testing.T) {
+	for _, tells := range []bool{true, false} {
+		for _, start := range []int{0, 4} {
+			var got []*connector.Error
+			r := receiving(t, start, &got)
+			r.m.tellsArrivals = tells
+			bare := completionOf(t, r.m)
+			r.step(bare)
+			if want := !tells || start == 4; (len(got) == 1) != want {
+				t.Errorf("arrivals are told: %v, %d tokens asked for: a bare completion ends it: %v", tells, 4-start, len(got) == 1)
+			}
+			if len(got) > 0 {
+				continue
+			}
+			if r.m.stats.Ignored != 1 {
+				t.Errorf("%d are counted", r.m.stats.Ignored)
+			}
+			bare.Arrival = &agent.Arrival{Bytes: 64}
+			r.step(bare)
+			if len(got) != 1 || got[0] != nil {
+				t.Errorf("P's own: %v", got)
+			}
+		}
+	}
+}
+
+// receiving is a D that has registered one request with q.0; ends takes the reports of it.
+func receiving(t *testing.T, start int, ends *[]*connector.Error) *rig {
+	r := newRig(machineConfig(), func(a action) input {
+		switch a := a.(type) {
+		case connect:
+			return connected{a.addr, (&scenario{}).peerOf(string(a.addr.Engine))}
+		case grant:
+			return granted{a.receive, agent.GrantID{1}, nil}
+		case reportReceived:
+			*ends = append(*ends, a.Err)
+		}
+		return nil
+	})
+	r.step(stepMeta{connector.StepMeta{Registrations: []connector.Registration{{ID: "d-11111111", Blocks: kv.BlockIDs{{1}}, StartToken: start,
+		NumTokens: 4, Peer: addrOf("Q")}}}})
+	if len(r.m.consumer.byWireID) != 1 {
+		t.Fatal("not registered")
+	}
+	return r
+}
+
+// completionOf is the completion of the one receive, with no WRITE.
+func completionOf(t *testing.T, m *machine) notification {
+	for id := range m.consumer.byWireID {
+		msg, err := wire.AppendCompletion(nil, wire.Completion{ID: id, N: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return from("q.0", msg)
+	}
+	t.Fatal("nothing is received")
+	return notification{}
 }

@@ -57,7 +57,8 @@ func New(cfg Config) (*Worker, error) {
 		told:    make(map[kv.RequestID]struct{}),
 		out:     connector.WorkerOutput{Rank: cfg.Rank},
 	}
-	x.machine.irrevocable = !cfg.Agent.Capabilities().Revocable
+	has := cfg.Agent.Capabilities()
+	x.machine.irrevocable, x.machine.tellsArrivals = !has.Revocable, has.TellsArrivals
 	go x.run()
 	return w, nil
 }
