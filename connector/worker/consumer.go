@@ -203,8 +203,8 @@ func (m *machine) registerAgain(r *receive, p *remote) {
 // Where the agent tells arrivals, a completion that came with no WRITE is ignored, if bytes were asked
 // for: only a WRITE proves that its sender has our permission, and anybody may say P's name. To fail
 // the receive would let anybody end it. P's own completion always comes with its WRITE.
-func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion, a *agent.Arrival) {
-	r := m.consumer.byWireID[c.ID]
+func (m *machine) onCompletion(now time.Time, sender agent.PeerID, c wire.Completion, a *agent.Arrival) {
+	r, from := m.consumer.byWireID[c.ID], sender.Name
 	switch {
 	case r == nil:
 		m.ignore(from, "completion", fmt.Sprintf("request %s is not being received", c.ID))
@@ -223,6 +223,7 @@ func (m *machine) onCompletion(now time.Time, from agent.Name, c wire.Completion
 			"its completion is of tensor-parallel size %d, the request said %d", c.N, r.reg.Peer.TP))
 		return
 	}
+	m.hear(sender)
 	if r.senders == nil {
 		r.senders = make(map[agent.Name]bool, 1)
 	}
@@ -273,10 +274,10 @@ func (m *machine) wantedBytes(r *receive) int64 {
 }
 
 // onPushFail ends a receive that P gave up.
-func (m *machine) onPushFail(from agent.Name, f wire.PushFail) {
+func (m *machine) onPushFail(from agent.PeerID, f wire.PushFail) {
 	r := m.consumer.byWireID[f.ID]
-	if r == nil || from != r.remote.name() {
-		m.ignore(from, "PUSH_FAIL", fmt.Sprintf("request %s is not received from this agent", f.ID))
+	if r == nil || from.Name != r.remote.name() {
+		m.ignore(from.Name, "PUSH_FAIL", fmt.Sprintf("request %s is not received from this agent", f.ID))
 		return
 	}
 	if r.quarantined != nil {
@@ -300,7 +301,7 @@ func (m *machine) cancelReceive(id kv.RequestID) {
 	m.failReceive(r, connector.PhaseCancel, "it was cancelled while it waited for KV")
 }
 
-// receivesLost ends every receive from an agent that is gone, whichever side had connected.
+// receivesLost ends every receive from an agent that is gone.
 func (m *machine) receivesLost(name agent.Name, err error) {
 	for _, r := range m.consumer.inOrder() {
 		if r.remote != nil && r.remote.name() == name && r.quarantined == nil {

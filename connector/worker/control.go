@@ -20,8 +20,9 @@ type correspondent struct {
 	name    agent.Name
 	seq     uint64 // of the last numbered message to it
 	letters map[uint64]*letter
-	oldest  uint64      // no letter has a smaller number
-	seen    replayGuard // of its Cancels and Faileds
+	oldest  uint64       // no letter has a smaller number
+	seen    replayGuard  // of its Cancels and Faileds
+	via     agent.PeerID // by which it acknowledged a letter
 }
 
 // letter is a Cancel or Failed under way. It is sent again with every heartbeat interval until it is
@@ -46,23 +47,52 @@ type correspondence struct {
 
 func (c *correspondence) init() { c.byName = make(map[agent.Name]*correspondent) }
 
-// of finds or makes the entry of an agent. There are as many as connected agents; beyond the bound
-// one without letters makes room.
-func (c *correspondence) of(name agent.Name) *correspondent {
+// correspondent finds or makes the entry of an agent. There are as many as connected agents; beyond the
+// bound one without letters makes room, else one for whose letters no blocks wait. The entry is not kept
+// if there is none of these.
+func (m *machine) correspondent(name agent.Name) *correspondent {
+	c := &m.letters
 	if x := c.byName[name]; x != nil {
 		return x
 	}
-	if len(c.byName) >= maxSenders {
-		for _, x := range c.byName {
-			if len(x.letters) == 0 {
-				delete(c.byName, x.name)
-				break
-			}
-		}
-	}
 	x := &correspondent{name: name, seq: c.seq, oldest: c.seq + 1, letters: make(map[uint64]*letter)}
+	if len(c.byName) >= maxSenders && !m.dropCorrespondent() {
+		return x
+	}
 	c.byName[name] = x
 	return x
+}
+
+func (m *machine) dropCorrespondent() bool {
+	var least *correspondent
+	for _, x := range m.letters.byName {
+		if len(x.letters) == 0 {
+			least = x
+			break
+		}
+		if (least == nil || len(x.letters) < len(least.letters)) && !x.lasts() {
+			least = x
+		}
+	}
+	if least == nil {
+		return false
+	}
+	m.stats.LettersLost += uint64(len(least.letters))
+	for _, l := range least.letters {
+		m.dropLetter(l)
+	}
+	delete(m.letters.byName, least.name)
+	return true
+}
+
+// lasts tells whether blocks wait for the acknowledgement of one of its letters.
+func (x *correspondent) lasts() bool {
+	for _, l := range x.letters {
+		if l.lasts() {
+			return true
+		}
+	}
+	return false
 }
 
 // next numbers a message to a correspondent.
@@ -78,13 +108,18 @@ func (m *machine) us() wire.Sender {
 }
 
 // send writes a letter to a connected peer that understands control messages. The oldest letter
-// makes room when the peer acknowledges none. It returns nil for a message that cannot be written.
+// makes room when the peer acknowledges none. It returns nil for a message that cannot be written, or
+// that is sent once because there are too many correspondents.
 func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64) wire.Notification) *letter {
-	x := m.letters.of(r.name())
+	x := m.correspondent(r.name())
 	seq := m.letters.next(x)
 	msg, err := wire.AppendControl(nil, build(seq))
 	if err != nil {
 		m.emitUnsent(r, what, err)
+		return nil
+	}
+	if m.letters.byName[x.name] != x {
+		m.do(notify{r.engine, r.agent.ID, what, msg})
 		return nil
 	}
 	for len(x.letters) > 0 {
@@ -150,7 +185,7 @@ func (m *machine) forgetCorrespondent(name agent.Name) {
 		return
 	}
 	for _, l := range x.letters {
-		if l.receive == 0 {
+		if !l.lasts() {
 			m.dropLetter(l)
 		}
 	}
@@ -159,11 +194,13 @@ func (m *machine) forgetCorrespondent(name agent.Name) {
 	}
 }
 
-func (m *machine) onAck(from agent.Name, seq uint64) {
-	x := m.letters.byName[from]
+func (m *machine) onAck(from agent.PeerID, seq uint64) {
+	x := m.letters.byName[from.Name]
 	if x == nil || x.letters[seq] == nil {
 		return // a second one
 	}
+	x.via = from
+	m.hear(from)
 	l := x.letters[seq]
 	m.dropLetter(l)
 	if c := m.lender.claims[l.claim]; c != nil && !c.ended {
@@ -196,15 +233,16 @@ func addrOfSender(s wire.Sender) connector.PeerAddr {
 }
 
 // onFailed ends a receive that P will not serve. P is told that we know.
-func (m *machine) onFailed(from agent.Name, f *wire.Failed) {
-	if r := m.named[from]; r != nil && r.control {
+func (m *machine) onFailed(from agent.PeerID, f *wire.Failed) {
+	if r := m.named[from.Name]; r != nil && r.control {
 		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq})
 	}
 	r := m.consumer.byWireID[f.ID]
-	if r == nil || r.gen != f.Generation || r.remote.name() != from || r.quarantined != nil {
-		m.ignore(from, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
+	if r == nil || r.gen != f.Generation || r.remote.name() != from.Name || r.quarantined != nil {
+		m.ignore(from.Name, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
 		return
 	}
+	m.hear(from)
 	reason := f.Reason
 	if reason == "" {
 		reason = "it gave no reason"

@@ -125,7 +125,7 @@ func (m *machine) sendBeats(b *beat, r *remote) {
 		}
 		refs = append(refs, refOf(x.wireID, x.gen))
 	}
-	to := m.letters.of(r.name())
+	to := m.correspondent(r.name())
 	for first := true; first && len(b.ids)+len(b.receives) > 0 || len(names)+len(refs) > 0; first = false {
 		n, k := min(len(names), maxHeartbeatIDs), min(len(refs), maxHeartbeatIDs)
 		m.control(r, "beat", &wire.Beat{Seq: m.letters.next(to), From: m.us(), Names: nameable(names[:n]), Registrations: refs[:k]})

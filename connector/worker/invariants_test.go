@@ -80,6 +80,7 @@ func machineInvariants(t *rapid.T) {
 		"result":     w.result,
 		"stop":       w.stop,
 		"lose":       w.lose,
+		"stranger":   w.strangerLost,
 		"heartbeat":  w.heartbeat,
 		"time":       w.time,
 		"":           func(*rapid.T) { w.check() },
@@ -571,6 +572,14 @@ func (w *world) lose(t *rapid.T) {
 	}
 }
 
+// strangerLost: somebody who had said an agent's name, and nothing else, has gone.
+func (w *world) strangerLost(t *rapid.T) {
+	name := agent.Name(rapid.SampledFrom(worldEngines).Draw(t, "engine") + ".0")
+	if acts := w.m.Step(w.now, peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: 50}, Inbound: true, Err: errors.New("reset")}}); len(acts) != 0 {
+		t.Fatalf("a stranger has gone, and the machine does %v", acts)
+	}
+}
+
 // gone: an agent cannot write any more.
 func (w *world) gone(name agent.Name) {
 	for id, by := range w.writable {
@@ -724,8 +733,8 @@ func (w *world) silence() {
 	}
 	for _, name := range []agent.Name{"Q.0", "R.0", "restarted", "stranger"} {
 		w.gone(name)
-		w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: 9}, Inbound: true, Err: errors.New("reset")}})
 		for gen := range kv.Generation(5) {
+			w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: gen}, Inbound: true, Err: errors.New("reset")}})
 			w.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: name, Gen: gen}, Err: errors.New("reset")}})
 		}
 	}

@@ -3,6 +3,10 @@ package worker
 import "time"
 
 const (
+	// maxConnections bounds the connections that are told apart by which peers have reached us under one
+	// agent's name: its own, and those of strangers who say it.
+	maxConnections = 1 << 6
+
 	// maxReceives bounds D's receives; a ledger keeps no more hand-offs than this. A registration
 	// beyond it is reported as failed at once.
 	maxReceives = 1 << 16

@@ -14,12 +14,15 @@ import (
 )
 
 // pulse is what D hears of one P agent that understands control messages, while something of it is
-// awaited. Whatever comes from the agent counts: an answer to a beat, a completion, a failure.
+// awaited: an answer to a beat, a completion, a failure, an acknowledgement. An agent's name is public,
+// so that a message counts only if it names something of ours that is under way, which strangers do not
+// know.
 type pulse struct {
 	name     agent.Name
 	receives map[uint64]*receive // registered and not ended; those in quarantine too
 	heard    time.Time
-	inbound  bool // it has reached us by a connection of its own, by which it writes
+	via      map[agent.PeerID]bool // connections under its name by which we were reached; true: its own, as a message has proved
+	outLost  bool                  // ours to it was lost
 	silence  deadline.Item[any]
 }
 
@@ -33,7 +36,7 @@ func (m *machine) listen(r *receive) {
 	name := r.remote.name()
 	p := m.consumer.pulses[name]
 	if p == nil {
-		p = &pulse{name: name, receives: make(map[uint64]*receive), heard: m.now}
+		p = &pulse{name: name, receives: make(map[uint64]*receive), via: make(map[agent.PeerID]bool), heard: m.now}
 		p.silence.Value = p
 		m.consumer.pulses[name] = p
 	}
@@ -67,19 +70,46 @@ func (m *machine) unlisten(r *receive, forGood bool) {
 	}
 }
 
-// hear notes a sign of life.
+// reached notes a connection by which somebody has reached us under an agent's name.
+func (m *machine) reached(from agent.PeerID) {
+	p := m.consumer.pulses[from.Name]
+	if p == nil || m.added(from) {
+		return
+	}
+	if _, known := p.via[from]; !known && len(p.via) < maxConnections {
+		p.via[from] = false
+	}
+}
+
+// hear notes a sign of life, and that this is the agent's own connection: the message names something of
+// ours that is under way.
 func (m *machine) hear(from agent.PeerID) {
 	p := m.consumer.pulses[from.Name]
 	if p == nil {
 		return
 	}
 	p.heard = m.now
-	if r := m.named[from.Name]; r == nil || r.agent.ID != from {
-		p.inbound = true
-	}
 	if _, runs := p.silence.At(); runs {
 		m.timers.Set(&p.silence, m.now.Add(m.silenceBound()))
 	}
+	if m.added(from) {
+		return
+	}
+	if _, known := p.via[from]; !known && len(p.via) >= maxConnections {
+		for id, own := range p.via {
+			if !own {
+				delete(p.via, id)
+				break
+			}
+		}
+	}
+	p.via[from] = true
+}
+
+// added tells whether a connection is the one that we made.
+func (m *machine) added(id agent.PeerID) bool {
+	r := m.named[id.Name]
+	return r != nil && r.agent.ID == id
 }
 
 // pulseSilent ends what waits for an agent that has been silent for too long. If this timer itself
@@ -102,13 +132,13 @@ func (m *machine) pulseSilent(p *pulse) {
 			m.stats.PeersSilent++
 			m.failReceive(r, connector.PhaseWait, fmt.Sprintf(
 				"nothing was heard of its prefill engine for %v (%d heartbeats): check that engine %q runs, is not stopped, and can reach %s:%d",
-				bound, m.cfg.SilentBeats, r.reg.Peer.Engine, m.cfg.Host, m.cfg.Port))
+				bound.Round(time.Millisecond), m.cfg.SilentBeats, r.reg.Peer.Engine, m.cfg.Host, m.cfg.Port))
 		}
 	}
 	// Whoever needs the engine next shakes hands anew: it may have restarted without a word, and a
 	// connection that says nothing is worth nothing.
 	if r := m.named[p.name]; r != nil {
-		m.do(lost{r.agent.ID, fmt.Errorf("nothing was heard of it for %v", bound)})
+		m.do(lost{r.agent.ID, fmt.Errorf("nothing was heard of it for %v", bound.Round(time.Millisecond))})
 		m.forgetRemote(r)
 	}
 }
@@ -118,11 +148,15 @@ func (p *pulse) inOrder() []*receive {
 }
 
 // onStates takes P's answers about our registrations.
-func (m *machine) onStates(from agent.Name, s *wire.States) {
+func (m *machine) onStates(from agent.PeerID, s *wire.States) {
 	for _, a := range s.Answers {
 		r := m.consumer.byWireID[a.ID]
-		if r == nil || r.gen != a.Generation || r.remote.name() != from || r.quarantined != nil {
+		if r == nil || r.gen != a.Generation || r.remote.name() != from.Name {
 			continue // it has ended since
+		}
+		m.hear(from)
+		if r.quarantined != nil {
+			continue
 		}
 		m.onState(r, s.Seq, a.State)
 	}
@@ -139,7 +173,7 @@ func (m *machine) onState(r *receive, seq uint64, state wire.RequestState) {
 		return
 	}
 	if !r.acked {
-		r.acked, r.ackedAt = true, m.letters.of(r.remote.name()).seq
+		r.acked, r.ackedAt = true, m.correspondent(r.remote.name()).seq
 	}
 	changed := r.state != state
 	r.state = state
@@ -163,7 +197,7 @@ func (m *machine) onState(r *receive, seq uint64, state wire.RequestState) {
 		switch {
 		case seq == 0:
 		case r.sentAtSeq == 0:
-			r.sentAtSeq = m.letters.of(r.remote.name()).seq
+			r.sentAtSeq = m.correspondent(r.remote.name()).seq
 		case seq > r.sentAtSeq:
 			m.endFailed(r, connector.PhaseTransfer, fmt.Sprintf("engine %q has written it, but its completion never came", r.reg.Peer.Engine), false)
 		}

@@ -237,7 +237,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 	if m.closing {
 		return
 	}
-	m.hear(n.From)
+	m.reached(n.From)
 	parsed, err := wire.ParseNotification(n.Msg)
 	if err != nil {
 		m.ignore(n.From.Name, "notification", err.Error())
@@ -249,7 +249,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 			m.ignore(n.From.Name, "registration", "this engine has the mode pull, the decode engine push: start both with the same --mode")
 			return
 		}
-		m.onRegistration(now, n.From.Name, msg)
+		m.onRegistration(now, n.From, msg)
 	case wire.Heartbeat:
 		m.extend(msg.IDs)
 	case wire.Completion:
@@ -257,13 +257,13 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 			m.onReadDone(n.From.Name, msg)
 			return
 		}
-		m.onCompletion(now, n.From.Name, msg, n.Arrival)
+		m.onCompletion(now, n.From, msg, n.Arrival)
 	case wire.PushFail:
-		m.onPushFail(n.From.Name, msg)
+		m.onPushFail(n.From, msg)
 	case *wire.Beat:
-		m.onBeat(n.From.Name, msg)
+		m.onBeat(n.From, msg)
 	case *wire.States:
-		m.onStates(n.From.Name, msg)
+		m.onStates(n.From, msg)
 	case *wire.Cancel:
 		if m.cfg.Mode == kv.Pull {
 			m.onClaimCancelled(n.From.Name, msg)
@@ -271,7 +271,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 		}
 		m.onCancel(n.From.Name, msg)
 	case *wire.Claim:
-		m.onClaim(n.From.Name, msg)
+		m.onClaim(n.From, msg)
 	case *wire.Claimed:
 		m.onClaimed(n.From.Name, msg)
 	case *wire.Failed:
@@ -279,9 +279,9 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 			m.onClaimFailed(n.From.Name, msg)
 			return
 		}
-		m.onFailed(n.From.Name, msg)
+		m.onFailed(n.From, msg)
 	case *wire.Ack:
-		m.onAck(n.From.Name, msg.Seq)
+		m.onAck(n.From, msg.Seq)
 	}
 }
 
@@ -291,19 +291,40 @@ func (m *machine) ignore(from agent.Name, what, reason string) {
 	m.emit(event.NotificationDropped{From: string(from), What: what, Reason: reason})
 }
 
+// onPeerLost ends what an agent has under way. A connection that we made is to the agent itself. One by
+// which we were reached is somebody's who says the agent's name: it counts for what was said by it and
+// for no more than that.
 func (m *machine) onPeerLost(now time.Time, l agent.PeerLost) {
-	if !l.Inbound {
-		m.do(lost{l.Peer, l.Err})
-		m.forgetAgent(l.Peer)
+	if l.Inbound {
+		m.inboundLost(now, l)
+		return
 	}
+	m.do(lost{l.Peer, l.Err})
+	m.forgetAgent(l.Peer)
 	m.receivesLost(l.Peer.Name, l.Err)
-	if !l.Inbound {
-		m.fetchesLost(l.Peer.Name, l.Err)
-	}
-	m.claimsLost(l.Peer.Name)
+	m.fetchesLost(l.Peer.Name, l.Err)
+	m.claimsLost(l.Peer.Name, anyConnection)
 	m.quarantinesLost(l)
 	m.senderLost(now, l.Peer.Name, "its decode engine is gone")
 	m.forgetCorrespondent(l.Peer.Name)
+}
+
+// anyConnection stands for all of an agent's.
+const anyConnection kv.Generation = 0
+
+func (m *machine) inboundLost(now time.Time, l agent.PeerLost) {
+	x := m.letters.byName[l.Peer.Name]
+	own := x != nil && x.via == l.Peer
+	if p := m.consumer.pulses[l.Peer.Name]; p != nil && p.via[l.Peer] {
+		own = true
+		m.receivesLost(l.Peer.Name, l.Err)
+	}
+	m.quarantinesLost(l)
+	own = m.claimsLost(l.Peer.Name, l.Peer.Gen) || own
+	own = m.registrationsLost(now, l.Peer, "its decode engine is gone") || own
+	if own {
+		m.forgetCorrespondent(l.Peer.Name)
+	}
 }
 
 func (m *machine) emitUnsent(r *remote, what string, err error) {

@@ -137,7 +137,7 @@ func (m *machine) dropRequest(now time.Time, d connector.DroppedRequest) {
 // Whether it does is in its metadata, so that D must be connected; a stock registration is not
 // worth a handshake.
 func (m *machine) sendFailure(r *registration, phase connector.Phase, reason string) {
-	if r.reg.Extension == nil || r.sender.gone {
+	if r.reg.Extension == nil || r.sender.gone || r.gone {
 		return
 	}
 	m.whenConnected(decodeAddr(r.reg), r.sender.name, func(p *remote) {

@@ -127,7 +127,7 @@ func (m *machine) fetchConnected(serial uint64, p *remote) {
 		m.fetcher.number++
 		f.number = m.fetcher.number
 		m.fetcher.byNumber[f.number] = f
-		f.seq = m.letters.next(m.letters.of(p.name()))
+		f.seq = m.letters.next(m.correspondent(p.name()))
 		f.state = fetchClaiming
 		m.sendClaim(f)
 	}

@@ -20,6 +20,7 @@ type claim struct {
 	serial uint64
 	hold   *hold
 	key    claimKey
+	via    agent.PeerID       // the connection by which it was last sent
 	addr   connector.PeerAddr // of D
 	seq    uint64             // of its last message
 	grant  agent.GrantID      // zero before it is given
@@ -59,9 +60,12 @@ func (l *lender) init() {
 
 // onClaim gives a D the permission to read a hold's blocks, or says why not. A copy is answered as the
 // first was.
-func (m *machine) onClaim(from agent.Name, c *wire.Claim) {
+func (m *machine) onClaim(sender agent.PeerID, c *wire.Claim) {
+	from := sender.Name
 	if x := m.lender.byKey[claimKey{from, c.Generation}]; x != nil {
-		x.seq = c.Seq
+		if x.hold.id == c.ID {
+			x.seq, x.via = c.Seq, sender
+		}
 		switch {
 		case x.ended:
 			m.refuseClaim(from, c, connector.PhaseLease, "this claim has ended")
@@ -83,7 +87,7 @@ func (m *machine) onClaim(from agent.Name, c *wire.Claim) {
 		return
 	}
 	m.extendLease(h)
-	x := &claim{serial: m.nextSerial(), hold: h, key: claimKey{from, c.Generation}, addr: addrOfSender(c.From), seq: c.Seq}
+	x := &claim{serial: m.nextSerial(), hold: h, key: claimKey{from, c.Generation}, via: sender, addr: addrOfSender(c.From), seq: c.Seq}
 	h.loan.claims = append(h.loan.claims, x)
 	h.loan.readers = max(h.loan.readers, c.Readers)
 	m.lender.claims[x.serial] = x
@@ -159,7 +163,7 @@ func (m *machine) tellClaimant(x *claim, phase connector.Phase, reason string) {
 
 func (m *machine) failClaim(addr connector.PeerAddr, to agent.Name, ref wire.RegistrationRef, phase connector.Phase, reason string) {
 	m.tell(addr, to, func(r *remote) {
-		seq := m.letters.next(m.letters.of(r.name()))
+		seq := m.letters.next(m.correspondent(r.name()))
 		m.control(r, "refusal", &wire.Failed{Seq: seq, RegistrationRef: ref, Phase: string(phase), Reason: wire.BoundReason(reason)})
 		m.stats.FailuresSent++
 	})
@@ -197,7 +201,7 @@ func (l *loan) unread(from agent.Name) *claim {
 // onClaimCancelled ends a claim whose D does not read any more. It is acknowledged in any case.
 func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
 	m.ack(from, addrOfSender(c.From), c.Seq)
-	if !m.letters.of(from).seen.fresh(c.Seq) {
+	if !m.correspondent(from).seen.fresh(c.Seq) {
 		return
 	}
 	m.stats.CancelsReceived++
@@ -309,11 +313,14 @@ func (m *machine) forgetClaim(x *claim) {
 	}
 }
 
-// claimsLost takes back what an agent that is gone was lent. It does not count as done: the engine may
+// claimsLost takes back what an agent that is gone was lent, by one connection of it or any, and tells
+// whether anything was. It does not count as done: the engine may
 // come back with a connection and claim again before the lease ends.
-func (m *machine) claimsLost(name agent.Name) {
+func (m *machine) claimsLost(name agent.Name, conn kv.Generation) bool {
 	gone := slices.Collect(maps.Values(m.lender.claims))
-	gone = slices.DeleteFunc(gone, func(x *claim) bool { return x.key.from != name || x.ended })
+	gone = slices.DeleteFunc(gone, func(x *claim) bool {
+		return x.key.from != name || x.ended || conn != anyConnection && x.via.Gen != conn
+	})
 	slices.SortFunc(gone, func(a, b *claim) int { return cmp.Compare(a.serial, b.serial) })
 	for _, x := range gone {
 		h := x.hold
@@ -325,4 +332,5 @@ func (m *machine) claimsLost(name agent.Name) {
 			m.settleLoan(h)
 		}
 	}
+	return len(gone) > 0
 }

@@ -47,16 +47,27 @@ func (m *machine) quarantineFull() bool {
 	return m.irrevocable && m.consumer.quarantinedBlocks >= m.cfg.QuarantineBlocks
 }
 
-// quarantinesLost ends the quarantines of an agent whose connection is gone: the one by which it had
-// reached us, or any if there is none.
+// quarantinesLost ends the quarantines of an agent whose connection is gone: the last that is known to be
+// its own; or ours to it, unless somebody has reached us under its name, by whose connection it may
+// write.
 func (m *machine) quarantinesLost(l agent.PeerLost) {
 	p := m.consumer.pulses[l.Peer.Name]
 	if p == nil {
 		return
 	}
+	gone := false
 	if l.Inbound {
-		p.inbound = false
-	} else if p.inbound {
+		own, known := p.via[l.Peer]
+		if !known {
+			return
+		}
+		delete(p.via, l.Peer)
+		gone = own && !p.writes() || p.outLost && len(p.via) == 0
+	} else {
+		p.outLost = true
+		gone = len(p.via) == 0
+	}
+	if !gone {
 		return
 	}
 	for _, r := range p.inOrder() {
@@ -64,4 +75,14 @@ func (m *machine) quarantinesLost(l agent.PeerLost) {
 			m.endQuarantine(r, "the prefill engine's connection is gone")
 		}
 	}
+}
+
+// writes tells whether a connection is left that is known to be the agent's own.
+func (p *pulse) writes() bool {
+	for _, own := range p.via {
+		if own {
+			return true
+		}
+	}
+	return false
 }

@@ -28,6 +28,8 @@ type registration struct {
 	identity identity
 	reg      *wire.PushReg
 	sender   *sender
+	via      agent.PeerID // the connection by which it was last named
+	gone     bool         // that is lost
 
 	expiry  deadline.Item[any]
 	match   []*node[matchKey, registration] // filed for finished blocks
@@ -57,20 +59,23 @@ func (r *registration) blocks() int { return r.reg.LocalBlockIDs.Len() }
 
 // onRegistration files a registration and looks for its blocks. A second copy, or one that comes
 // again after it was served, has no effect.
-func (m *machine) onRegistration(now time.Time, from agent.Name, p *wire.PushReg) {
-	r := &registration{key: regKey{from, p.DecodeEngineID, p.RequestID}, reg: p}
+func (m *machine) onRegistration(now time.Time, from agent.PeerID, p *wire.PushReg) {
+	r := &registration{key: regKey{from.Name, p.DecodeEngineID, p.RequestID}, reg: p, via: from}
 	r.expiry.Value = r
 	r.identity = identity{transfer: p.TransferID, id: p.RequestID}
 	if p.Extension != nil {
 		r.identity.digest, r.identity.hasDigest = connector.Digest(p.Extension.PromptDigest), true
 	}
-	s := m.producer.senderOf(from)
+	s := m.producer.senderOf(from.Name)
 	if s == nil {
 		m.dropRegistration(r, "too many decode engines")
 		return
 	}
-	r.sender = s
+	r.sender, s.via = s, from
 	if !s.fresh(r) {
+		if first := s.registration(refOf(p.RequestID, r.generation())); first != nil {
+			first.via, first.gone = from, false
+		}
 		m.dropRegistration(r, "duplicate")
 		m.acknowledge(r)
 		return

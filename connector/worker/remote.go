@@ -68,7 +68,7 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 func (m *machine) restarted(old *remote) {
 	m.receivesLost(old.name(), errors.New("the engine has restarted"))
 	m.fetchesLost(old.name(), errors.New("the engine has restarted"))
-	m.claimsLost(old.name())
+	m.claimsLost(old.name(), anyConnection)
 	m.senderLost(m.now, old.name(), "its decode engine has restarted")
 	m.quarantinesLost(agent.PeerLost{Peer: old.agent.ID})
 	m.forgetCorrespondent(old.name())

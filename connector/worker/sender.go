@@ -15,6 +15,7 @@ type sender struct {
 	waiting list.List // of *registration, oldest first
 	blocks  int       // in waiting
 	gone    bool
+	via     agent.PeerID // the connection by which it registered last
 
 	active map[kv.Generation]*registration // that have not ended: waiting or paired
 	sent   replayGuard                     // generations that were written whole
@@ -97,6 +98,48 @@ func (m *machine) senderLost(now time.Time, name agent.Name, reason string) {
 		m.endPush(u)
 		m.offer(now, h)
 	}
+}
+
+// registrationsLost drops what was registered by one connection that is gone, and tells whether anything
+// was. The sender is forgotten if nothing else of it is left; else another connection under its name may
+// be its own.
+func (m *machine) registrationsLost(now time.Time, via agent.PeerID, reason string) (any bool) {
+	s := m.producer.senders[via.Name]
+	if s == nil {
+		return false
+	}
+	for e := s.waiting.Front(); e != nil; {
+		r := e.Value.(*registration)
+		if e = e.Next(); r.via == via {
+			any = true
+			m.removeRegistration(r)
+			m.dropRegistration(r, reason)
+		}
+	}
+	left := s.waiting.Len() > 0
+	for _, u := range m.producer.pushesInOrder() {
+		if u.reg.sender != s {
+			continue
+		}
+		if u.reg.via != via {
+			left = true
+			continue
+		}
+		any = true
+		if u.state == writing || u.state == posting {
+			u.reg.gone, left = true, true
+			continue
+		}
+		h := u.hold
+		m.dropRegistration(u.reg, reason)
+		m.endPush(u)
+		m.offer(now, h)
+	}
+	if any = any || s.via == via; any && !left {
+		s.gone = true
+		delete(m.producer.senders, via.Name)
+	}
+	return any
 }
 
 // forget drops a registration that has ended.

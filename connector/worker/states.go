@@ -80,17 +80,18 @@ func (p *producer) expect(i identity) *prefill {
 }
 
 // onBeat renews the leases of what a D waits for and answers where its registrations stand.
-func (m *machine) onBeat(from agent.Name, b *wire.Beat) {
+func (m *machine) onBeat(from agent.PeerID, b *wire.Beat) {
 	m.extend(b.Names)
-	s := m.producer.senders[from]
+	s := m.producer.senders[from.Name]
 	answers := make([]wire.StateAnswer, 0, len(b.Registrations))
 	for _, ref := range b.Registrations {
 		answers = append(answers, wire.StateAnswer{RegistrationRef: ref, State: m.stateOf(s, ref)})
 		if r := s.registration(ref); r != nil {
+			r.via, r.gone = from, false
 			m.renew(r)
 		}
 	}
-	m.tell(addrOfSender(b.From), from, func(r *remote) {
+	m.tell(addrOfSender(b.From), from.Name, func(r *remote) {
 		m.control(r, "state", &wire.States{Seq: b.Seq, Answers: answers})
 		m.stats.StatesSent++
 	})
@@ -172,7 +173,7 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 		return
 	}
 	m.ack(from, addr, c.Seq)
-	if !m.letters.of(from).seen.fresh(c.Seq) {
+	if !m.correspondent(from).seen.fresh(c.Seq) {
 		return
 	}
 	m.stats.CancelsReceived++
@@ -216,7 +217,7 @@ func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
 func (m *machine) cancelPush(u *push, addr connector.PeerAddr, c *wire.Cancel) {
 	if u.unwanted == "" {
 		m.stats.CancelsReceived++
-		m.letters.of(u.reg.sender.name).seen.fresh(c.Seq)
+		m.correspondent(u.reg.sender.name).seen.fresh(c.Seq)
 		u.unwanted = "the decode engine gave it up: " + c.Reason
 		if u.state == writing {
 			m.do(cancel{u.transfer})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,7 +139,11 @@ func TestBareCompletion(t *testing.T) {
 
 // receiving is a D that has registered one request with q.0; ends takes the reports of it.
 func receiving(t *testing.T, start int, ends *[]*connector.Error) *rig {
-	r := newRig(machineConfig(), func(a action) input {
+	return receivingAs(t, machineConfig(), start, ends)
+}
+
+func receivingAs(t *testing.T, cfg Config, start int, ends *[]*connector.Error) *rig {
+	r := newRig(cfg, func(a action) input {
 		switch a := a.(type) {
 		case connect:
 			return connected{a.addr, (&scenario{}).peerOf(string(a.addr.Engine))}
@@ -168,4 +173,156 @@ func completionOf(t *testing.T, m *machine) notification {
 	}
 	t.Fatal("nothing is received")
 	return notification{}
+}
+
+func (r *rig) lose(name string, gen int, inbound bool) {
+	r.step(peerLost{agent.PeerLost{Peer: agent.PeerID{Name: agent.Name(name), Gen: kv.Generation(gen)}, Inbound: inbound, Err: errors.New("reset")}})
+}
+
+// by is a message that comes by another connection.
+func by(gen int, n notification) notification {
+	n.From.Gen = kv.Generation(gen)
+	return n
+}
+
+// A stranger who connects to D with P's name and leaves ends nothing; P's own connection, which what it
+// says of our request has proved, does.
+func TestStrangerSaysPsName(t *testing.T) {
+	var got []*connector.Error
+	r := receiving(t, 0, &got)
+	r.lose("q.0", 77, true)
+	r.step(by(78, from("q.0", beatOf(t, "Q", "q", 1))))
+	r.step(by(78, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-00000000", 1), State: wire.StateQueued}}}))))
+	r.step(by(78, from("q.0", controlOf(t, &wire.Ack{Seq: 99}))))
+	r.lose("q.0", 78, true)
+	if len(got) != 0 {
+		t.Fatalf("a stranger ended it: %v", got)
+	}
+	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-11111111", 1), State: wire.StateQueued}}}))))
+	r.lose("q.0", 79, true)
+	if len(got) != 0 {
+		t.Fatalf("a stranger ended it beside P: %v", got)
+	}
+	r.lose("q.0", 7, true)
+	if len(got) != 1 || got[0] == nil {
+		t.Errorf("P's own connection is gone: %v", got)
+	}
+}
+
+// What a stranger says under P's name is no sign that P lives.
+func TestStrangerIsNoSignOfLife(t *testing.T) {
+	var got []*connector.Error
+	r := receiving(t, 0, &got)
+	for range 60 {
+		r.step(by(78, from("q.0", beatOf(t, "Q", "q", 1))))
+		r.step(by(78, from("q.0", controlOf(t, &wire.Ack{Seq: 99}))))
+		r.pass(time.Second)
+	}
+	if len(got) != 1 || got[0] == nil || got[0].Phase != connector.PhaseWait {
+		t.Errorf("P has said nothing: %v", got)
+	}
+}
+
+// A stranger who connects to P with D's name and leaves takes none of D's registrations along: not those
+// that wait, nor those whose handshake runs.
+func TestStrangerSaysDsName(t *testing.T) {
+	r := newRig(machineConfig(), func(action) input { return nil })
+	r.step(from("d", registrationOf(t, "waits-0", 1, 1)))
+	r.step(from("d", registrationOf(t, "paired-0", 2, 1)))
+	r.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: "paired-0", Blocks: kv.BlockIDs{{1}}, NumTokens: 4, Lease: 30 * time.Second}}}})
+	want := func(waiting, pushes int, when string) {
+		t.Helper()
+		if w, p := r.m.producer.order.Len(), len(r.m.producer.pushes); w != waiting || p != pushes {
+			t.Errorf("%s: %d wait, %d are paired; want %d and %d", when, w, p, waiting, pushes)
+		}
+	}
+	r.lose("d", 77, true)
+	want(1, 1, "a stranger has left")
+	r.step(by(78, from("d", registrationOf(t, "strange-0", 3, 1))))
+	want(2, 1, "a stranger has registered")
+	r.lose("d", 78, true)
+	want(1, 1, "it has left")
+	r.step(by(2, from("d", beatOf(t, "D", "d", 1)))) // names none of them
+	r.lose("d", 2, true)
+	want(1, 1, "another has left")
+	r.lose("d", 1, true)
+	want(0, 0, "D has left")
+}
+
+// The same in pull: claims are lost with the connection by which they came.
+func TestStrangerSaysReadersName(t *testing.T) {
+	cfg := machineConfig()
+	cfg.Mode = kv.Pull
+	r := newRig(cfg, func(a action) input {
+		if a, ok := a.(lend); ok {
+			return lent{a.claim, agent.GrantID{1}, nil}
+		}
+		return nil
+	})
+	blocks := kv.BlockIDs{{1}}
+	r.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: "p-0", Blocks: blocks, NumTokens: 4, Lease: 30 * time.Second, Generation: 1}}}})
+	r.step(from("q.0", controlOf(t, &wire.Claim{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, RegistrationRef: refOf("p-0", 1), Lease: 1,
+		Tokens: 4, Readers: 1, Blocks: wire.BlocksDigest(blocks)})))
+	if len(r.m.lender.claims) != 1 {
+		t.Fatal("not claimed")
+	}
+	r.lose("q.0", 77, true)
+	if len(r.m.lender.claims) != 1 {
+		t.Error("a stranger's end is taken for D's")
+	}
+	r.lose("q.0", 1, true)
+	if len(r.m.lender.claims) != 0 {
+		t.Error("D's claim outlives its connection")
+	}
+}
+
+// Connections under one name are told apart up to a bound, and P's own is among them.
+func TestConnectionsAreBounded(t *testing.T) {
+	var got []*connector.Error
+	r := receiving(t, 0, &got)
+	for gen := range 2 * maxConnections {
+		r.step(by(100+gen, from("q.0", beatOf(t, "Q", "q", 1))))
+	}
+	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-11111111", 1), State: wire.StateQueued}}}))))
+	if p := r.m.consumer.pulses["q.0"]; len(p.via) != maxConnections || !p.via[agent.PeerID{Name: "q.0", Gen: 7}] {
+		t.Errorf("%d connections", len(p.via))
+	}
+}
+
+// Correspondents are bounded also when all have letters.
+func TestCorrespondentsAreBounded(t *testing.T) {
+	m := newMachine(machineConfig())
+	m.now = time.Unix(1000, 0)
+	letter := func(name string) {
+		r := &remote{engine: "Q", addr: addrOf("Q"), agent: agent.Peer{ID: agent.PeerID{Name: agent.Name(name), Gen: 1}}, control: true}
+		m.send(r, "failure", 0, func(seq uint64) wire.Notification { return &wire.Failed{Seq: seq, RegistrationRef: refOf("a-0", 1)} })
+	}
+	for i := range maxSenders + 10 {
+		letter(fmt.Sprint("d", i))
+	}
+	if n := len(m.letters.byName); n != maxSenders || m.stats.LettersLost != 10 || m.timers.Len() != maxSenders {
+		t.Errorf("%d correspondents, %d letters lost, %d timers", n, m.stats.LettersLost, m.timers.Len())
+	}
+	// Letters for which blocks wait stay: the next is sent once, and not kept.
+	for _, x := range m.letters.byName {
+		for _, l := range x.letters {
+			l.receive = 1
+		}
+	}
+	letter("late")
+	if n := len(m.letters.byName); n != maxSenders || m.letters.byName["late"] != nil || m.timers.Len() != maxSenders {
+		t.Errorf("%d correspondents, %d timers", n, m.timers.Len())
+	}
+}
+
+// The message of a silent P names a time that people read.
+func TestSilenceIsRounded(t *testing.T) {
+	cfg := machineConfig()
+	cfg.Lease, cfg.SilentBeats = time.Second, 3
+	var got []*connector.Error
+	r := receivingAs(t, cfg, 0, &got)
+	r.pass(time.Minute)
+	if len(got) != 1 || got[0] == nil || !strings.Contains(got[0].Reason, "for 500ms (3 heartbeats)") {
+		t.Errorf("after a silence of %v: %v", r.m.silenceBound(), got)
+	}
 }
