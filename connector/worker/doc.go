@@ -85,6 +85,14 @@
 // until D acknowledges that it reads no more, or its connection is gone. A stock P lends without a
 // claim; that its lease held, D cannot know.
 //
+// # Strangers
+//
+// Agent names and engine addresses are public. A message counts as P's sign of life, and its connection as
+// P's, if it names a request of ours that is under way; a registration or claim goes with the connection
+// that named it last (liveness.go, sender.go). A connection that we made is the agent's own. Where the
+// agent tells what arrives, a completion without a WRITE is ignored. What waits for a handshake to be told
+// has a share for each agent (notices.go), what waits for room a queue for each peer (line.go).
+//
 // # How long things are kept
 //
 // A registration that finds no blocks goes Config.RegistrationTimeout (480 s) after its arrival or the
