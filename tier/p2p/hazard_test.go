@@ -73,7 +73,7 @@ func TestHazardP2P_H6_OddIdentities(t *testing.T) {
 // A peer that does not read what it asks for loses its session; the others are served meanwhile.
 func TestHazardP2P_H20_H23_PeerFloodsAndDoesNotRead(t *testing.T) {
 	fabric := local.New(local.Config{})
-	a, b := newNode(t, fabric, nil), newNode(t, fabric, nil)
+	a, b, its := newNode(t, fabric, nil), newNode(t, fabric, nil), newNode(t, fabric, nil)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestHazardP2P_H20_H23_PeerFloodsAndDoesNotRead(t *testing.T) {
 	defer func() { _ = d.Close() }()
 	hello := a.tier.cfg.session().Local
 	hello.PeerID = name
-	hello.Extension = &wire.Extension{Version: 1, Instance: "mute", Agents: []wire.AgentOffer{{Transport: local.Transport, Blob: []byte(b.name)}}}
+	hello.Extension = &wire.Extension{Version: 1, Instance: "mute", Agents: []wire.AgentOffer{{Transport: local.Transport, Blob: []byte(its.name)}}}
 	for _, m := range []wire.P2PMessage{&hello, wire.P2PConnectAck{PeerID: name}} {
 		if err := d.Send(t.Context(), wire.AppendP2P(nil, m)); err != nil {
 			t.Fatal(err)
