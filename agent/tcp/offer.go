@@ -41,11 +41,15 @@ func decodeOffer(b []byte) (offer, error) {
 	}
 	b = b[1:]
 	text := func(limit int) (string, error) {
-		if len(b) == 0 || b[0] == 0 || int(b[0]) > limit || len(b) <= int(b[0]) {
+		if len(b) == 0 {
+			return "", errors.New("offer is cut short")
+		}
+		n := int(b[0])
+		if n == 0 || n > limit || len(b) < 1+n {
 			return "", errors.New("offer is cut short or has an empty part")
 		}
-		s := string(b[1 : 1+b[0]])
-		b = b[1+len(s):]
+		s := string(b[1 : 1+n])
+		b = b[1+n:]
 		for i := range len(s) {
 			if s[i] <= ' ' || s[i] > '~' {
 				return "", fmt.Errorf("offer has a character in %q that is not allowed", s)

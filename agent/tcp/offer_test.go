@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -11,6 +12,7 @@ func FuzzOffer(f *testing.F) {
 	f.Add(offer{"p", []string{"127.0.0.1:1"}}.encode())
 	f.Add(offer{"0123456789abcdef", []string{"[::1]:65535", "host.example:7"}}.encode())
 	f.Add([]byte{1, 1, 'p', 8})
+	f.Add(offer{"p", []string{strings.Repeat("a", 255)}}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if o, err := decodeOffer(b); err == nil && !bytes.Equal(o.encode(), b) {
 			t.Errorf("%x decodes to %+v", b, o)
@@ -19,7 +21,7 @@ func FuzzOffer(f *testing.F) {
 }
 
 func TestOffer(t *testing.T) {
-	want := offer{"p", []string{"a:1", "b:2"}}
+	want := offer{"p", []string{"a:1", strings.Repeat("b", 253) + ":2"}}
 	b := want.encode()
 	if got, err := decodeOffer(b); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
