@@ -78,7 +78,7 @@ func New(cfg Config) (*Manager, error) {
 
 // Begin makes a request known to every tier. Finish follows.
 func (t *Manager) Begin(req Request) error {
-	var spec core.RequestSpec
+	spec := core.RequestSpec{Through: req.Through}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {

@@ -14,6 +14,8 @@ type Request struct {
 	Decoder *Decoder
 	// LoadOnlyFrom names the tiers that may be asked; nil: all.
 	LoadOnlyFrom []string
+	// Through: what one tier brings for this request is stored to the others too.
+	Through bool
 }
 
 // Source names a peer and the transaction to speak of with it (p2p-tier.md, section 9).

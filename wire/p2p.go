@@ -25,7 +25,7 @@ import (
 type OffloadKey string
 
 // P2PMessage is one of *P2PConnect, P2PConnectAck, P2PDisconnect, *P2PLookup, *P2PLookupResp,
-// *P2PFetch, P2PTransferDone, P2PAbortFetch, P2PAbortAck.
+// *P2PFetch, P2PTransferDone, P2PAbortFetch, P2PAbortAck, and between kvferry nodes *P2POffer.
 type P2PMessage interface {
 	// Type is the value of the key "type".
 	Type() string
@@ -79,6 +79,8 @@ func DecodeP2P(b []byte) (P2PMessage, error) {
 	case "abort_ack":
 		id, round, err := decodeP2PRound("abort_ack", b)
 		return orNil(P2PAbortAck{ID: id, Round: round}, err)
+	case "offer":
+		return decodeP2POffer(b)
 	}
 	return nil, p2pIgnored("has the unknown type " + fieldName([]byte(typ)))
 }

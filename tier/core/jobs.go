@@ -201,11 +201,12 @@ func (m *Machine) LoadEnded(id JobID, good []bool, stopped bool) {
 	if j == nil {
 		return
 	}
-	var held []*block
+	var held, whole []*block
 	r := m.requests[j.req]
 	for i, b := range j.blocks {
 		if at(good, i) {
 			m.end([]*block{b}, true)
+			whole = append(whole, b)
 			continue
 		}
 		m.stats.FailedLoads++
@@ -224,9 +225,21 @@ func (m *Machine) LoadEnded(id JobID, good []bool, stopped bool) {
 		m.changed = true
 		held = append(held, b)
 	}
+	if r != nil && r.spec.Through {
+		m.storeThrough(j, r, whole)
+	}
 	if !stopped {
 		m.jobs[id] = &job{kind: jobHalted, blocks: held}
 		m.parkedIn += len(held)
+	}
+}
+
+// storeThrough gives what a load has brought to the other tiers.
+func (m *Machine) storeThrough(j *job, r *request, blocks []*block) {
+	for t := range m.cfg.Tiers {
+		if t != j.tier && !at(r.spec.NoStore, t) {
+			m.store(t, j.req, blocks)
+		}
 	}
 }
 

@@ -36,6 +36,8 @@ type RequestSpec struct {
 	// Whole[i]: tier i wants every block of the request, also those that are here already (request
 	// level), not only newly computed ones.
 	Whole []bool
+	// Through: what one tier brings for this request is stored to the others, as if it were computed.
+	Through bool
 }
 
 // Machine is the CPU tier's book. See the package documentation.

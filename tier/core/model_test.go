@@ -35,6 +35,7 @@ type entry struct {
 
 type dumbReq struct {
 	whole, noLoad, noStore []bool
+	through                bool
 	pending                int
 	finished               bool
 	failed                 map[string]bool
@@ -306,13 +307,14 @@ func (w *world) begin(t *rapid.T) {
 	id := kv.RequestID(fmt.Sprint("r", w.next))
 	flags := func(name string) []bool { return rapid.SliceOfN(rapid.Bool(), w.d.tiers, w.d.tiers).Draw(t, name) }
 	whole, noLoad, noStore := flags("whole"), flags("no load"), flags("no store")
-	if !w.m.Begin(id, RequestSpec{Whole: whole, NoLoad: noLoad, NoStore: noStore}) {
+	through := rapid.Bool().Draw(t, "through")
+	if !w.m.Begin(id, RequestSpec{Whole: whole, NoLoad: noLoad, NoStore: noStore, Through: through}) {
 		t.Fatal("refused")
 	}
 	if w.m.Begin(id, RequestSpec{}) {
 		t.Fatal("begun twice")
 	}
-	w.d.reqs[id] = &dumbReq{whole: whole, noLoad: noLoad, noStore: noStore, failed: map[string]bool{}}
+	w.d.reqs[id] = &dumbReq{whole: whole, noLoad: noLoad, noStore: noStore, through: through, failed: map[string]bool{}}
 }
 
 func (w *world) finish(t *rapid.T) {
@@ -473,8 +475,13 @@ func (w *world) endJob(t *rapid.T) {
 	stopped := rapid.Bool().Draw(t, "stopped")
 	w.m.LoadEnded(id, good, stopped)
 	held := 0
+	var whole []*entry
+	owner := w.d.reqs[j.req]
 	for i, e := range j.entries {
 		ok := i < len(good) && good[i]
+		if ok {
+			whole = append(whole, e)
+		}
 		if r := w.d.reqs[j.req]; !ok && r != nil {
 			r.failed[fmt.Sprint(j.tier, e.key)] = true
 		}
@@ -483,6 +490,11 @@ func (w *world) endJob(t *rapid.T) {
 			w.d.quarantined++
 		}
 		w.d.finish(e, ok)
+	}
+	for tier := range w.d.tiers {
+		if owner != nil && owner.through && tier != j.tier && !owner.noStore[tier] {
+			w.d.store(tier, j.req, whole)
+		}
 	}
 	if !stopped {
 		w.halted[id] = held

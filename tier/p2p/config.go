@@ -18,8 +18,9 @@ const StockHashSeed = "vllm-none-hash"
 
 // Config of a Tier.
 type Config struct {
-	// Listener receives; the tier takes it over. Required.
+	// Listener receives; the tier takes it over. Port receives by a Front that others share. One of the two.
 	Listener net.Listener
+	Port     *Port
 	// Name is our own "host:port", under which peers know us and dial us back: it must lead to the
 	// Listener from where they are. Required.
 	Name string
@@ -37,7 +38,13 @@ type Config struct {
 	// together. Required. HostID is equal for nodes that share a kernel; "" unknown.
 	Instance, HostID string
 
-	// Session holds the protocol's bounds; its Local and Revocable are filled in here.
+	// Store is a peer, "host:port", that keeps blocks for others: it is offered every block that is
+	// stored, and asked for those of requests that name no source. "": none.
+	Store string
+	// Offers makes this node a store: it is told what peers offer. nil: it is none.
+	Offers Taker
+
+	// Session holds the protocol's bounds; its Local, Store and Revocable are filled in here.
 	Session session.Config
 	// PingEvery is how often a silent connection is tried. 0: every two seconds, as stock does; below
 	// 0: never. Peers' PINGs are answered in any case.
@@ -53,7 +60,7 @@ type Config struct {
 // Validate reports a configuration that cannot work.
 func (c Config) Validate() error {
 	switch {
-	case c.Listener == nil || c.Agent == nil:
+	case (c.Listener == nil) == (c.Port == nil) || c.Agent == nil:
 		return errors.New("p2p tier: no listener or no agent")
 	case c.Instance == "":
 		return errors.New("p2p tier: no instance")
@@ -72,6 +79,10 @@ func (c Config) session() session.Config {
 	s.Local = wire.P2PConnect{
 		PeerID: c.Name, AgentMetadata: []byte{}, BaseAddr: c.Base, NumBlocks: c.Blocks, BlockLen: uint64(max(0, c.BlockLen)),
 		Fingerprint: c.Fingerprint, HashSeed: c.HashSeed, Extension: ext,
+	}
+	s.Store = session.PeerID(c.Store)
+	if c.Offers != nil {
+		ext.Capabilities = []string{wire.CapP2PStore}
 	}
 	if c.Agent != nil {
 		s.Revocable = c.Agent.Capabilities().Revocable
@@ -100,12 +111,4 @@ func peerInfo(m *wire.P2PConnect) agent.PeerInfo {
 	return info
 }
 
-func (c Config) heartbeat() zmtp.Heartbeat {
-	switch {
-	case c.PingEvery < 0:
-		return zmtp.Heartbeat{}
-	case c.PingEvery == 0:
-		c.PingEvery = defaultPingEvery
-	}
-	return zmtp.Heartbeat{Every: c.PingEvery, Timeout: pingTimeout, TTL: pingTTL}
-}
+func (c Config) heartbeat() zmtp.Heartbeat { return heartbeat(c.PingEvery) }

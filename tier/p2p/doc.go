@@ -22,6 +22,14 @@
 // No list of a peer's blocks is made when it is admitted: a transfer prepares the descriptors that it
 // needs, so that a peer of any size costs the same.
 //
+// # A store
+//
+// A node may have a store (Config.Store): it is offered what the engine computes, and asked by requests
+// that name no source. A store (Config.Offers) takes what it likes of that by ordinary fetches. Nothing
+// waits for a store.
+//
+// A Front lets several tiers of one node, with other model facts, share one ROUTER.
+//
 // # Permissions
 //
 // A fetch carries the grant for exactly the slots that it names. Before the tier learns that a load

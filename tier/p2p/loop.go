@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
-	"github.com/kvferry/kvferry/internal/zmtp"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/tier/p2p/session"
@@ -134,7 +133,7 @@ func (l *loop) act(a session.Action) {
 			c.hang()
 		}
 	case session.DropLink:
-		t.router.Drop(zmtp.Peer{Identity: a.Identity, Generation: a.Link})
+		t.dropLink(a)
 	case session.Admit:
 		ctx, cancel := context.WithCancel(t.ctx)
 		l.admissions[a.Gen] = cancel
@@ -174,6 +173,12 @@ func (l *loop) act(a session.Action) {
 		l.serve(a)
 	case session.Unpin:
 		t.host.Unpin(a.Pins)
+	case session.StoreUp:
+		t.setStore(a.Up)
+	case session.Offered:
+		t.cfg.Offers.Offered(Peer{a.Peer, a.Gen}, a.Keys)
+	case session.OffersEnded:
+		t.cfg.Offers.Ended(Peer{a.Peer, a.Gen})
 	case session.Note:
 		if t.cfg.OnNote != nil {
 			t.cfg.OnNote(a)

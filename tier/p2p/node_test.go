@@ -64,14 +64,25 @@ func newNode(t *testing.T, fabric *local.Fabric, change func(*Config)) *node {
 
 func nodeOn(t *testing.T, ln net.Listener, ag agent.Agent, change func(*Config)) *node {
 	t.Helper()
-	n := &node{t: t, name: ln.Addr().String(), agent: ag, changed: make(chan struct{}, 1)}
+	return nodeNamed(t, ln.Addr().String(), ag, func(c *Config) {
+		c.Listener = ln
+		if change != nil {
+			change(c)
+		}
+	})
+}
+
+// nodeNamed makes a node without a listener.
+func nodeNamed(t *testing.T, name string, ag agent.Agent, change func(*Config)) *node {
+	t.Helper()
+	n := &node{t: t, name: name, agent: ag, changed: make(chan struct{}, 1)}
 	n.mu.news = make(chan struct{})
 	mem, err := ag.Alloc(testSlots * testBlockLen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Listener: ln, Name: n.name, Agent: ag, Base: mem.Addr(), Blocks: testSlots, BlockLen: testBlockLen,
+		Name: n.name, Agent: ag, Base: mem.Addr(), Blocks: testSlots, BlockLen: testBlockLen,
 		Fingerprint: "f", HashSeed: StockHashSeed, Instance: "instance-" + n.name, OnNote: n.note,
 	}
 	if change != nil {

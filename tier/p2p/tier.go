@@ -2,28 +2,25 @@ package p2p
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
 	"sync"
 
 	"github.com/kvferry/kvferry/agent"
-	"github.com/kvferry/kvferry/internal/zmtp"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/tier/p2p/session"
-	"github.com/kvferry/kvferry/wire"
 )
 
 // Tier is the tier of peers.
 type Tier struct {
 	cfg       Config
 	host      tier.Host
-	router    *zmtp.Router
+	recv      receiver // with a Config.Listener
 	running   sync.WaitGroup
-	ctx       context.Context // of receiver and admissions
+	ctx       context.Context // of admissions
 	cancel    context.CancelFunc
 	wake      chan struct{}      // cap 1: the inbox is not empty
 	messages  chan session.Event // what comes by the ROUTER, in order
@@ -37,10 +34,8 @@ type Tier struct {
 		views    map[kv.RequestID]*view
 		watching bool // a peer's lookup waits for a change
 		closed   bool
-		// The receiver's: which links have ended, and what interrupts its wait when one does.
-		ended     []session.LinkEnded
-		receiving context.Context
-		interrupt context.CancelFunc
+		storeUp  bool   // the store can be asked
+		storeIDs uint64 // how many requests have asked it
 	}
 }
 
@@ -70,6 +65,9 @@ func New(cfg Config) (*Tier, error) {
 		cfg: cfg, wake: make(chan struct{}, 1), messages: make(chan session.Event, receivedMessages), closing: make(chan struct{}),
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
+	if cfg.Port != nil {
+		t.messages = cfg.Port.messages
+	}
 	if !cfg.Agent.Capabilities().ParallelAdmission {
 		t.admission = make(chan struct{}, 1)
 	}
@@ -87,100 +85,29 @@ func (t *Tier) Start(h tier.Host) error {
 	if err != nil {
 		return err
 	}
-	t.router, err = zmtp.Listen(t.ctx, t.cfg.Listener, zmtp.Options{
-		Heartbeat: t.cfg.heartbeat(),
-		OnEnd: func(p zmtp.Peer, _ string, _ error) {
-			if p.Generation != 0 {
-				t.linkEnded(session.LinkEnded{Identity: p.Identity, Link: p.Generation})
-			}
-		},
-	})
-	if err != nil {
-		return err
+	if t.cfg.Port == nil {
+		if err := t.recv.listen(t.cfg.Listener, t.cfg.heartbeat(), t.forward); err != nil {
+			return err
+		}
+		t.recv.start()
+	} else {
+		t.cfg.Port.start()
 	}
 	t.loop = l
-	t.running.Add(2)
+	if t.cfg.Store != "" {
+		t.post(session.Call{})
+	}
+	t.running.Add(1)
 	go l.run()
-	go t.receive()
 	return nil
 }
 
-// receive brings messages to the loop, and the end of a link after its last message. When the loop is
-// slow, the ROUTER holds each sender apart.
-func (t *Tier) receive() {
-	defer t.running.Done()
-	over, cancel := context.WithCancel(t.ctx)
-	cancel() // for taking only what is there
-	for {
-		m, err := t.router.Recv(t.untilEnded())
-		if err == nil {
-			t.forward(decode(m))
-			continue
-		}
-		if t.ctx.Err() != nil || errors.Is(err, zmtp.ErrClosed) {
-			return
-		}
-		ended := t.takeEnded()
-		for range drainMessages {
-			m, err := t.router.Recv(over)
-			if err != nil {
-				break
-			}
-			t.forward(decode(m))
-		}
-		for _, ev := range ended {
-			t.forward(ev)
-		}
-	}
-}
-
-func decode(m zmtp.Message) session.Message {
-	in := session.Message{Identity: m.Identity, Link: m.Generation}
-	if len(m.Frames) == 1 {
-		in.Msg, in.Err = wire.DecodeP2P(m.Frames[0])
-	} else {
-		in.Err = fmt.Errorf("%d frames instead of one: %w", len(m.Frames), wire.ErrP2PIgnored)
-	}
-	return in
-}
-
+// forward brings what was received to the loop.
 func (t *Tier) forward(ev session.Event) {
 	select {
 	case t.messages <- ev:
-	case <-t.ctx.Done():
+	case <-t.recv.ctx.Done():
 	}
-}
-
-// linkEnded notes that a link has ended; its last messages may still wait in the ROUTER.
-func (t *Tier) linkEnded(ev session.LinkEnded) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.mu.ended = append(t.mu.ended, ev)
-	if t.mu.interrupt != nil {
-		t.mu.interrupt()
-	}
-}
-
-// untilEnded is a context that lasts until a link ends.
-func (t *Tier) untilEnded() context.Context {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.receiving == nil {
-		t.mu.receiving, t.mu.interrupt = context.WithCancel(t.ctx)
-		if len(t.mu.ended) > 0 {
-			t.mu.interrupt()
-		}
-	}
-	return t.mu.receiving
-}
-
-func (t *Tier) takeEnded() []session.LinkEnded {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ended := t.mu.ended
-	t.mu.interrupt()
-	t.mu.ended, t.mu.receiving, t.mu.interrupt = nil, nil, nil
-	return ended
 }
 
 // post puts an event into the loop's inbox. What can be in there is bounded by what can be under way:
@@ -196,8 +123,11 @@ func (t *Tier) postLocked(ev session.Event) {
 	notify(t.wake)
 }
 
-// Begin is Secondary.Begin. Naming a source connects to it.
+// Begin is Secondary.Begin. Naming a source connects to it. A request that names none asks the store.
 func (t *Tier) Begin(req tier.Request) tier.Interest {
+	if req.Source == nil {
+		req.Source = t.storeSource()
+	}
 	ev := session.Begin{Req: req.ID}
 	var v *view
 	if s := req.Source; s != nil {
@@ -213,7 +143,7 @@ func (t *Tier) Begin(req tier.Request) tier.Interest {
 		ev.Decoder, ev.DecoderID = true, d.KVRequestID
 	}
 	if ev.Source == "" && !ev.Decoder {
-		return tier.Interest{}
+		return tier.Interest{Store: t.cfg.Store != ""}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -222,7 +152,7 @@ func (t *Tier) Begin(req tier.Request) tier.Interest {
 	}
 	t.mu.views[req.ID] = v
 	t.postLocked(ev)
-	return tier.Interest{Load: ev.Source != "", Store: ev.Decoder, Whole: ev.Decoder}
+	return tier.Interest{Load: ev.Source != "", Store: ev.Decoder || t.cfg.Store != "", Whole: ev.Decoder}
 }
 
 // End is Secondary.End.
@@ -329,7 +259,7 @@ func (t *Tier) Close() error {
 	close(t.closing)
 	<-t.loop.done
 	t.cancel()
-	err := t.router.Close()
+	err := t.hangUp()
 	t.running.Wait()
 	for _, ev := range t.take() { // admissions that came too late for the loop
 		if a, ok := ev.(session.Admitted); ok && a.Err == nil {
@@ -340,6 +270,24 @@ func (t *Tier) Close() error {
 		return fmt.Errorf("p2p tier: %d transfers did not stop within %v", t.loop.left, closeTime)
 	}
 	return err
+}
+
+// hangUp ends the way by which peers reach us.
+func (t *Tier) hangUp() error {
+	if t.cfg.Port == nil {
+		return t.recv.close()
+	}
+	t.cfg.Port.Close()
+	return nil
+}
+
+// dropLink ends one peer's connection to us.
+func (t *Tier) dropLink(a session.DropLink) {
+	if t.cfg.Port != nil {
+		t.cfg.Port.front.recv.drop(a.Identity, a.Link)
+		return
+	}
+	t.recv.drop(a.Identity, a.Link)
 }
 
 // admit adds a peer to the agent: at once where that is cheap, else on a goroutine of its own.

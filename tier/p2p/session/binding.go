@@ -80,8 +80,9 @@ func (h *Hub) remember(b *binding) {
 func (h *Hub) supply(ev Supply) {
 	r := h.requests[ev.Req]
 	job := &storeJob{id: ev.Job, left: len(ev.Keys)}
+	h.offer(ev.Keys)
 	if len(ev.Keys) == 0 || r == nil || !r.decoder || h.shut {
-		h.emit(StoreEnded{Job: ev.Job})
+		h.emit(StoreEnded{Job: ev.Job, OK: h.cfg.Store != "" && !h.shut}) // an offer needs nothing to stay
 		return
 	}
 	b := h.binding(r.decodeID)

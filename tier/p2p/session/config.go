@@ -12,6 +12,8 @@ import (
 type Config struct {
 	// Local is what this node says of itself: its name, memory, facts and agents.
 	Local wire.P2PConnect
+	// Store is a peer to offer what this node computes, and to ask when a request names no source; "": none.
+	Store PeerID
 	// Revocable: the agent refuses writes without a grant, and a revoked grant is exact.
 	Revocable bool
 
@@ -39,6 +41,14 @@ func (c Config) Validate() error {
 	}
 	if err := checkMemory(&c.Local); err != nil {
 		return fmt.Errorf("p2p tier: our own memory: %w", err)
+	}
+	if c.Store != "" {
+		if _, err := ParsePeer(string(c.Store)); err != nil {
+			return fmt.Errorf("p2p tier: the store: %w", err)
+		}
+		if string(c.Store) == c.Local.PeerID {
+			return fmt.Errorf("p2p tier: the store %s is this node itself", c.Store)
+		}
 	}
 	if c.Local.HashSeed == "" {
 		return errors.New("p2p tier: no hash seed; peers with another one would have other keys for the same content")

@@ -21,6 +21,8 @@
 //
 // A prefilling server is not asked first: the fetch waits there for what it computes (Supply).
 //
+// A peer that is a store is offered blocks, which it then fetches as above; see store.go.
+//
 // # What ends what
 //
 //   - A lookup without an answer, and a fetch without an end, fail by their deadlines; a failure is a

@@ -38,6 +38,7 @@ type Hub struct {
 
 	unbound []*supply // stores whose peer has not asked yet, oldest first
 	slots   int       // of unbound
+	store   ownStore
 	shut    bool
 }
 
@@ -120,6 +121,8 @@ func (h *Hub) handle(ev Event) {
 		}
 	case Supply:
 		h.supply(ev)
+	case Call:
+		h.callStore()
 	case Finish:
 		h.finish(ev.Req)
 	case Served:

@@ -24,6 +24,15 @@ const (
 	// maxPauses bounds the peers remembered for redialPause.
 	maxPauses = 1024
 
+	// maxOfferKeys bounds the keys of one offer; more are sent as several. A prompt of 16 Ki tokens in
+	// blocks of 16.
+	maxOfferKeys = 1024
+	// minStorePause to maxStorePause lie between the end of a session with this node's store and the next
+	// dial, twice as long each time that none comes about. A request or an offer makes the dial: a node
+	// with nothing to do does not wake up for a store that is away.
+	minStorePause = time.Second
+	maxStorePause = 30 * time.Second
+
 	// siblingGrace is how long the other ranks of a process may be silent after one was lost.
 	siblingGrace = 2 * time.Second
 

@@ -19,13 +19,13 @@ import (
 
 // script drives one hub by the lines of a file and prints what follows from each.
 //
-//	new [rigid] [peers=n] [pins=n] [unbound=n]     rigid: the agent cannot revoke
+//	new [rigid] [peers=n] [pins=n] [unbound=n] [store=<peer>] [takes-offers]   rigid: the agent cannot revoke
 //	+<duration>                                    time passes
 //	begin <req> [source=<peer>/<id>] [everything] [decoder=<id>]
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
 //	supply <req> <job> <key>:<slot>…               finish <req>
 //	served <lookup> <key>=hit:<pin>:<slot> | <key>=miss | <key>=pending …
-//	changed | shutdown | pending | deadline
+//	call | changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
 //	granted <job>              postfailed <transfer>
@@ -124,6 +124,8 @@ func (s *script) line(t *testing.T, line string) {
 		ev = Finish{Req: kv.RequestID(f[1])}
 	case f[0] == "served":
 		ev = Served{Lookup: num(1), Answers: answersOf(t, f[2:])}
+	case f[0] == "call":
+		ev = Call{}
 	case f[0] == "changed":
 		ev = Changed{}
 	case f[0] == "shutdown":
@@ -193,6 +195,10 @@ func (s *script) fresh(t *testing.T, options []string) {
 			cfg.PeerPins = n
 		case "unbound":
 			cfg.UnboundSlots = n
+		case "store":
+			cfg.Store = PeerID(value)
+		case "takes-offers":
+			cfg.Local.Extension.Capabilities = []string{wire.CapP2PStore}
 		default:
 			t.Fatalf("option %q", o)
 		}
@@ -286,7 +292,7 @@ func answersOf(t *testing.T, f []string) []core.Served {
 	return out
 }
 
-// messageOf reads: connect [seed=] [blocklen=] [fingerprint=] [stock] | ack | disconnect |
+// messageOf reads: connect [seed=] [blocklen=] [fingerprint=] [stock] [store] | ack | disconnect | offer <key>… |
 // lookup <id> <round> <key>… | resp <id> <key>=hit|miss… | fetch <id> <round> <key>:<index>… |
 // done <id> <round> ok|failed | abort <id> <round> | aborted <id> <round>
 func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
@@ -316,11 +322,17 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 				m.Extension.Instance = value
 			case "stock":
 				m.Extension = nil
+			case "store":
+				m.Extension.Capabilities = []string{wire.CapP2PStore}
 			default:
 				t.Fatalf("option %q", o)
 			}
 		}
 		return &m
+	case "offer":
+		return &wire.P2POffer{Keys: keysOf(f[1:])}
+	case "offer-many":
+		return &wire.P2POffer{Keys: make([]core.Key, maxOfferKeys+1)}
 	case "ack":
 		return wire.P2PConnectAck{PeerID: peer}
 	case "disconnect":
@@ -362,6 +374,8 @@ func messageText(m wire.P2PMessage) string {
 		return fmt.Sprintf("lookup_resp %s %v %v", m.ID, m.Keys, m.Hits)
 	case *wire.P2PFetch:
 		return fmt.Sprintf("fetch %s %d %v -> %v grant %d", m.ID, m.Round, m.Keys, m.Indexes, m.Grant[0])
+	case *wire.P2POffer:
+		return fmt.Sprintf("offer %v", m.Keys)
 	case wire.P2PTransferDone:
 		return fmt.Sprintf("transfer_done %s %d %v", m.ID, m.Round, m.Success)
 	case wire.P2PAbortFetch:
@@ -408,6 +422,12 @@ func actionText(a Action) string {
 		return fmt.Sprintf("serve lookup %d: %v", a.Lookup, a.Keys)
 	case Unpin:
 		return fmt.Sprintf("unpin %v", a.Pins)
+	case StoreUp:
+		return fmt.Sprintf("store up=%v", a.Up)
+	case Offered:
+		return fmt.Sprintf("%s (%d) offers %v", a.Peer, a.Gen, a.Keys)
+	case OffersEnded:
+		return fmt.Sprintf("%s (%d) offers nothing more", a.Peer, a.Gen)
 	case Note:
 		return fmt.Sprintf("note %s %s: %s", a.Peer, a.What, a.Text)
 	}

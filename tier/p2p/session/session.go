@@ -32,6 +32,7 @@ type session struct {
 	active                   time.Time
 	handshake                *timer
 	badKeys                  int
+	offers                   bool // it has offered blocks to us, a store
 	queued                   []wire.P2PMessage
 
 	client clientRole
@@ -141,6 +142,8 @@ func (s *session) receive(m wire.P2PMessage, err error) {
 		s.client.onDone(m)
 	case wire.P2PAbortAck:
 		s.client.onAbortAck(m)
+	case *wire.P2POffer:
+		s.onOffer(m)
 	}
 }
 
@@ -224,6 +227,7 @@ func (s *session) opened() {
 		s.send(m)
 	}
 	s.client.pumpAll()
+	s.storeOpened()
 }
 
 // lost ends the session because the connection, or the peer, is gone. Unless the peer turns out to
@@ -264,6 +268,7 @@ func (s *session) end(why string) {
 		return
 	}
 	h := s.h
+	wasStore := h.cfg.Store != "" && h.storeSession() == s
 	s.dead = true
 	delete(h.sessions, s.peer)
 	for _, p := range slices.Sorted(maps.Keys(h.aliases)) {
@@ -286,6 +291,7 @@ func (s *session) end(why string) {
 	if s.up {
 		h.pause(s.peer)
 	}
+	s.storeEnded(wasStore)
 }
 
 // pause keeps the next dial to a peer away from this one's end.
