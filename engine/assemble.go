@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/choose"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/connector/scheduler"
 	"github.com/kvferry/kvferry/connector/worker"
@@ -144,7 +144,7 @@ func metadata(cfg Config, regions []kv.Region, ag agent.Agent) *wire.AgentMetada
 		EngineID: cfg.EngineID, AgentMetadata: []byte{}, NumBlocks: cfg.NumBlocks, BlockSize: cfg.BlockSize,
 		KVCacheLayout: cfg.Layout.String(), AttnBackendName: attnBackend(cfg), PhysicalBlocksPerLogical: 1, DCPSize: 1, PCPSize: 1,
 		Extension: &wire.Extension{
-			Version: wire.ExtensionVersion, Instance: newUUID(), HostID: hostID(), Capabilities: worker.Capabilities(),
+			Version: wire.ExtensionVersion, Instance: newUUID(), HostID: choose.HostID(), Capabilities: worker.Capabilities(),
 		},
 	}
 	for _, r := range regions {
@@ -245,18 +245,4 @@ func (s *peerSet) len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.mu.connected)
-}
-
-// hostID is equal for processes of one kernel that can reach each other's local sockets; empty if
-// that cannot be told.
-func hostID() string {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	ns, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(boot)) + " " + ns
 }
