@@ -40,3 +40,22 @@ func TestSoak(t *testing.T) {
 	}
 	t.Logf("%d rounds", rounds)
 }
+
+// TestSoakRequests sends 10,000 requests, or KVFERRY_SOAK_REQUESTS, to engines in this process, half of them in
+// each mode, with KVFERRY_SOAK_SEED or 1.
+func TestSoakRequests(t *testing.T) {
+	requests, seed := 10000, uint64(1)
+	if s := os.Getenv("KVFERRY_SOAK_REQUESTS"); s != "" {
+		var err error
+		if requests, err = strconv.Atoi(s); err != nil || requests < 200 {
+			t.Fatalf("KVFERRY_SOAK_REQUESTS is %q, must be a number of at least 200", s)
+		}
+	}
+	if s := os.Getenv("KVFERRY_SOAK_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("KVFERRY_SOAK_SEED: %v", err)
+		}
+	}
+	runEndurance(t, seed, requests/2)
+}
