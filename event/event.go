@@ -90,11 +90,20 @@ type (
 	}
 )
 
-// Transfers.
+// Op is what a transfer does.
+type Op string
+
+const (
+	Read  Op = "read"  // D's: from P's memory into its own
+	Write Op = "write" // P's: from its own memory into D's
+)
+
+// Transfers. Request is the poster's id: D's of a READ, P's of a WRITE.
 type (
 	// TransferPosted: one READ or WRITE was started.
 	TransferPosted struct {
 		Request kv.RequestID
+		Op      Op
 		Peer    kv.EngineID
 		Rank    kv.Rank
 		Descs   int
@@ -103,6 +112,7 @@ type (
 	// TransferDone: all its bytes arrived.
 	TransferDone struct {
 		Request kv.RequestID
+		Op      Op
 		Peer    kv.EngineID
 		Rank    kv.Rank
 		Descs   int
@@ -110,9 +120,11 @@ type (
 		Post    time.Duration
 		Took    time.Duration
 	}
-	// TransferFailed: it could not be posted or did not end well. Phase is "post" or "transfer".
+	// TransferFailed: it could not be posted or did not end well. Phase is "post" or
+	// "transfer", or "handshake" of one that there never was, because its peer cannot be reached.
 	TransferFailed struct {
 		Request kv.RequestID
+		Op      Op
 		Peer    kv.EngineID
 		Rank    kv.Rank
 		Phase   string
@@ -121,6 +133,7 @@ type (
 	// TransferStopped: no byte of it moves any more.
 	TransferStopped struct {
 		Request kv.RequestID
+		Op      Op
 		Peer    kv.EngineID
 		Rank    kv.Rank
 	}
@@ -135,6 +148,50 @@ type (
 		From   string
 		What   string
 		Reason string
+	}
+)
+
+// Claims, by which D asks P for the permission to read in pull, and what either tells the other when
+// it wants no more. Each is emitted once, whatever copies of its message there are.
+type (
+	// ClaimSent: D asks P for its blocks.
+	ClaimSent struct {
+		Request kv.RequestID // D's id
+		Remote  kv.RequestID // P's id
+		Peer    kv.EngineID  // P
+		Blocks  int
+	}
+	// ClaimReceived: a D asks for a hold's blocks. GrantIssued or ClaimRefused follows.
+	ClaimReceived struct {
+		Request kv.RequestID // P's id, as D names it
+		Peer    kv.EngineID  // D
+		Readers int          // D's requests that will read the same
+	}
+	// ClaimRefused: P does not let a D read.
+	ClaimRefused struct {
+		Request kv.RequestID // P's id, as D names it
+		Peer    kv.EngineID  // D
+		Phase   string
+		Reason  string
+	}
+	// ClaimEnded: one of D's requests is done with a hold's blocks. LeaseEnded follows the last one. How
+	// is "read", "cancelled" by D, or "unread": it needed none.
+	ClaimEnded struct {
+		Request kv.RequestID // P's id
+		Peer    kv.EngineID  // D, if it is known
+		How     string
+	}
+	// CancelSent: D tells P that it does not want a request's KV any more.
+	CancelSent struct {
+		Request kv.RequestID // D's id
+		Peer    kv.EngineID  // P
+		Reason  string
+	}
+	// CancelReceived: P is told so.
+	CancelReceived struct {
+		Request kv.RequestID // as D names it: in push by D's id, in pull by P's
+		Peer    kv.EngineID  // D
+		Reason  string
 	}
 )
 
@@ -158,23 +215,30 @@ type (
 		Phase   string
 		Err     error
 	}
-	// LeaseTaken: P keeps a finished request's blocks.
+	// LeaseTaken: P keeps a finished request's blocks. LeaseEnded follows.
 	LeaseTaken struct {
 		Request kv.RequestID
 		Until   time.Duration // from now
 		Blocks  int
+	}
+	// LeaseRefused: P does not keep them; no lease was taken, and none ends. Reason says why: D has
+	// cancelled the request before, there are too many, or the blocks cannot be handed over.
+	LeaseRefused struct {
+		Request kv.RequestID
+		Phase   string
+		Reason  string
 	}
 	// LeaseExtended: a heartbeat named the request.
 	LeaseExtended struct {
 		Request kv.RequestID
 		Until   time.Duration
 	}
-	// LeaseEnded: the blocks are given back. Reason is "sent", "expired", "failed", "cancelled".
+	// LeaseEnded: the blocks of a lease that was taken are given back. Reason is "sent", "expired", "failed", "cancelled".
 	LeaseEnded struct {
 		Request kv.RequestID
 		Reason  string
 	}
-	// GrantIssued: a peer may write a request's blocks.
+	// GrantIssued: a peer may write a request's blocks, or read them in pull.
 	GrantIssued struct {
 		Request kv.RequestID
 		Peer    kv.EngineID
@@ -214,9 +278,16 @@ func (TransferFailed) Kind() string       { return "transfer_failed" }
 func (TransferStopped) Kind() string      { return "transfer_stopped" }
 func (NotificationFailed) Kind() string   { return "notification_failed" }
 func (NotificationDropped) Kind() string  { return "notification_dropped" }
+func (ClaimSent) Kind() string            { return "claim_sent" }
+func (ClaimReceived) Kind() string        { return "claim_received" }
+func (ClaimRefused) Kind() string         { return "claim_refused" }
+func (ClaimEnded) Kind() string           { return "claim_ended" }
+func (CancelSent) Kind() string           { return "cancel_sent" }
+func (CancelReceived) Kind() string       { return "cancel_received" }
 func (ReceiveFinished) Kind() string      { return "receive_finished" }
 func (ReceiveFailed) Kind() string        { return "receive_failed" }
 func (LeaseTaken) Kind() string           { return "lease_taken" }
+func (LeaseRefused) Kind() string         { return "lease_refused" }
 func (LeaseExtended) Kind() string        { return "lease_extended" }
 func (LeaseEnded) Kind() string           { return "lease_ended" }
 func (GrantIssued) Kind() string          { return "grant_issued" }

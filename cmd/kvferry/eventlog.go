@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/peer"
 )
@@ -130,7 +131,9 @@ func isFault(e event.Event) bool {
 		return e.Err != nil
 	case event.LeaseEnded:
 		return e.Reason == "expired"
-	case event.TransferFailed, event.NotificationFailed, event.NotificationDropped, event.RegistrationDropped,
+	case event.LeaseRefused:
+		return e.Phase != string(connector.PhaseCancel)
+	case event.TransferFailed, event.NotificationFailed, event.NotificationDropped, event.RegistrationDropped, event.ClaimRefused,
 		event.ReceiveFailed, event.BlocksQuarantined, peer.BadRequest:
 		return true
 	}

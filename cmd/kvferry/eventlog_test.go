@@ -22,15 +22,18 @@ func TestEventLogLevels(t *testing.T) {
 		l.Emit(event.HandshakeFinished{Engine: "q", Err: errors.New("refused")})
 		l.Emit(event.LeaseEnded{Request: "r3", Reason: "sent"})
 		l.Emit(event.LeaseEnded{Request: "r4", Reason: "expired"})
+		l.Emit(event.LeaseRefused{Request: "r6", Phase: "cancel", Reason: "cancelled before"})
+		l.Emit(event.LeaseRefused{Request: "r7", Phase: "limit", Reason: "too many"})
+		l.Emit(event.ClaimRefused{Request: "r8", Phase: "lease"})
 		l.Close()
 		l.Emit(event.LeaseEnded{Request: "r5", Reason: "expired"}) // after Close: nothing happens
 		got := out.String()
-		for _, want := range []string{"level=WARN msg=receive_failed Request=r2 Peer=p Phase=wait Err=silent", "Engine=q", "Request=r4"} {
+		for _, want := range []string{"level=WARN msg=receive_failed Request=r2 Peer=p Phase=wait Err=silent", "Engine=q", "Request=r4", "level=WARN msg=lease_refused Request=r7", "level=WARN msg=claim_refused Request=r8"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("%v: the log lacks %q:\n%s", level, want, got)
 			}
 		}
-		if debug := strings.Contains(got, "grant_issued") && strings.Contains(got, "Request=r3"); debug != (level == slog.LevelDebug) {
+		if debug := strings.Contains(got, "grant_issued") && strings.Contains(got, "Request=r3") && strings.Contains(got, "Request=r6"); debug != (level == slog.LevelDebug) {
 			t.Errorf("%v: everything shown is %v:\n%s", level, debug, got)
 		}
 		if strings.Contains(got, "r5") {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -274,7 +275,12 @@ func (m *machine) cancelAt(r *receive, reason string, quarantine bool) {
 		return &wire.Cancel{Seq: seq, From: m.us(), ID: r.wireID, Generation: r.gen, TransferID: r.reg.TransferID,
 			Digest: r.reg.Digest, Reason: wire.BoundReason(reason)}
 	})
+	m.cancelSent(r.reg.ID, p.engine, reason)
+}
+
+func (m *machine) cancelSent(id kv.RequestID, to kv.EngineID, reason string) {
 	m.stats.CancelsSent++
+	m.emit(event.CancelSent{Request: id, Peer: to, Reason: reason})
 }
 
 // withdraw tells P that a request will never be registered.
@@ -284,7 +290,7 @@ func (m *machine) withdraw(w connector.Withdrawal) {
 			return &wire.Cancel{Seq: seq, From: m.us(), ID: w.ID, TransferID: w.TransferID, RemoteID: w.Remote,
 				Digest: w.Digest, Reason: wire.BoundReason(w.Reason)}
 		})
-		m.stats.CancelsSent++
+		m.cancelSent(w.ID, r.engine, w.Reason)
 	})
 }
 

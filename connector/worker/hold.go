@@ -21,6 +21,7 @@ type hold struct {
 	gen      kv.Generation // of the lease
 
 	lease   deadline.Item[any]
+	taken   bool // nothing was wrong with it
 	expired bool // while its transfer runs, whose end ends the hold
 
 	push *push // nil: no registration yet
@@ -73,6 +74,7 @@ func (m *machine) startHold(now time.Time, f connector.FinishedBlocks) {
 		m.endHold(h, connector.PhaseTransfer, err.Error(), "failed")
 		return
 	}
+	h.taken = true
 	m.timers.Set(&h.lease, now.Add(f.Lease))
 	m.emit(event.LeaseTaken{Request: h.id, Until: f.Lease, Blocks: len(h.have.Blocks)})
 	m.stats.LeasesTaken++
@@ -166,7 +168,11 @@ func (m *machine) endHold(h *hold, phase connector.Phase, reason, how string) {
 	m.producer.leases.remove(h.names)
 	h.names = nil
 	delete(m.producer.holds, h.id)
-	m.emit(event.LeaseEnded{Request: h.id, Reason: how})
+	if h.taken {
+		m.emit(event.LeaseEnded{Request: h.id, Reason: how})
+	} else {
+		m.emit(event.LeaseRefused{Request: h.id, Phase: string(phase), Reason: reason})
+	}
 	m.do(reportSent{connector.SentReport{ID: h.id, Err: err}})
 }
 

@@ -129,6 +129,7 @@ func (m *machine) fetchConnected(serial uint64, p *remote) {
 		m.fetcher.byNumber[f.number] = f
 		f.seq = m.letters.next(m.correspondent(p.name()))
 		f.state = fetchClaiming
+		m.emit(event.ClaimSent{Request: f.want.ID, Remote: f.want.Remote, Peer: p.engine, Blocks: f.plan.Blocks})
 		m.sendClaim(f)
 	}
 }
@@ -253,14 +254,14 @@ func (m *machine) onReadPosted(in readPosted) {
 		l.keep(name, f.serial, tried)
 	case in.err != nil:
 		f.state = fetchQueued // nothing moves
-		m.emit(event.TransferFailed{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
+		m.emit(event.TransferFailed{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
 		m.stats.TransfersFailed++
 		m.failFetch(f, connector.PhaseTransfer, in.err.Error())
 	default:
 		f.state, f.transfer = fetchReading, in.transfer
 		m.fetcher.transfers[in.transfer] = f
 		l.posted(name)
-		m.emit(event.TransferPosted{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Descs: len(f.plan.Local), Bytes: f.plan.Bytes})
+		m.emit(event.TransferPosted{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Descs: len(f.plan.Local), Bytes: f.plan.Bytes})
 		m.stats.TransfersPosted++
 		if f.failed != nil || m.closing {
 			m.do(cancel{in.transfer})
@@ -296,12 +297,12 @@ func (m *machine) readResult(res agent.Result) bool {
 	}
 	f.result = &res
 	if res.Outcome == agent.OutcomeDone {
-		m.emit(event.TransferDone{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Descs: res.Descs,
+		m.emit(event.TransferDone{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Descs: res.Descs,
 			Bytes: res.Bytes, Post: res.Post, Took: res.Took})
 		m.stats.TransfersDone++
 		return true
 	}
-	m.emit(event.TransferFailed{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
+	m.emit(event.TransferFailed{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
 	m.stats.TransfersFailed++
 	return true
 }
@@ -315,7 +316,7 @@ func (m *machine) readStopped(s agent.Stopped) bool {
 	}
 	delete(m.fetcher.transfers, s.Transfer)
 	m.fetcher.busy.stopped(f.remote.name())
-	m.emit(event.TransferStopped{Request: f.want.ID, Peer: f.remote.engine, Rank: m.cfg.Rank})
+	m.emit(event.TransferStopped{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank})
 	f.state = fetchQueued // nothing moves
 	switch {
 	case f.result == nil:
@@ -403,7 +404,7 @@ func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 		m.send(f.remote, "cancel", 0, func(seq uint64) wire.Notification {
 			return &wire.Cancel{Seq: seq, From: m.us(), ID: f.want.Remote, Generation: f.number, Reason: wire.BoundReason(err.Reason)}
 		})
-		m.stats.CancelsSent++
+		m.cancelSent(f.want.ID, f.remote.engine, err.Reason)
 	case f.remote.stock && f.result != nil && f.result.Outcome != agent.OutcomeDone: // it was no claim, but P may wait
 		m.release(f.remote, f.want.Remote, f.want.Readers)
 	}

@@ -75,14 +75,16 @@ func (m *machine) onClaim(sender agent.PeerID, c *wire.Claim) {
 		return
 	}
 	m.stats.ClaimsReceived++
+	m.emit(event.ClaimReceived{Request: c.ID, Peer: c.From.Engine, Readers: c.Readers})
 	h := m.producer.holds[c.ID]
 	if phase, reason := m.unclaimable(h, c); reason != "" {
-		m.stats.ClaimsRefused++
+		m.claimRefused(c.ID, c.From.Engine, phase, reason)
 		m.refuseClaim(from, c, phase, reason)
 		return
 	}
 	ranges, err := m.cfg.Layout.Ranges(h.have.Blocks, geometry.Prefill)
 	if err != nil { // the hold was checked when it began
+		m.claimRefused(c.ID, c.From.Engine, connector.PhaseTransfer, err.Error())
 		m.refuseClaim(from, c, connector.PhaseTransfer, err.Error())
 		return
 	}
@@ -122,6 +124,11 @@ func (m *machine) unclaimable(h *hold, c *wire.Claim) (connector.Phase, string) 
 	return "", ""
 }
 
+func (m *machine) claimRefused(id kv.RequestID, to kv.EngineID, phase connector.Phase, reason string) {
+	m.stats.ClaimsRefused++
+	m.emit(event.ClaimRefused{Request: id, Peer: to, Phase: string(phase), Reason: reason})
+}
+
 // onLent has the grant of a claim.
 func (m *machine) onLent(in lent) {
 	x := m.lender.claims[in.claim]
@@ -132,7 +139,7 @@ func (m *machine) onLent(in lent) {
 		return
 	}
 	if in.err != nil {
-		m.stats.ClaimsRefused++
+		m.claimRefused(x.hold.id, x.addr.Engine, connector.PhaseLimit, in.err.Error())
 		m.tellClaimant(x, connector.PhaseLimit, in.err.Error())
 		m.endClaim(x)
 		m.settleLoan(x.hold)
@@ -182,9 +189,12 @@ func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
 	l := &h.loan
 	l.readers = max(l.readers, min(c.N, wire.MaxReaders))
 	l.done++
+	ended := event.ClaimEnded{Request: c.ID, How: "unread"}
 	if x := l.unread(from); x != nil {
 		x.read, l.sent = true, true
+		ended.Peer, ended.How = x.addr.Engine, "read"
 	}
+	m.emit(ended)
 	m.settleLoan(h)
 }
 
@@ -204,13 +214,14 @@ func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
 	if !m.correspondent(from).seen.fresh(c.Seq) {
 		return
 	}
-	m.stats.CancelsReceived++
+	m.cancelReceived(c)
 	x := m.lender.byKey[claimKey{from, c.Generation}]
 	if x == nil || x.ended {
 		return // it was refused, or has ended with its hold
 	}
 	x.hold.loan.reason = "the decode engine gave it up: " + c.Reason
 	m.endClaim(x)
+	m.emit(event.ClaimEnded{Request: x.hold.id, Peer: x.addr.Engine, How: "cancelled"})
 	m.settleLoan(x.hold)
 }
 

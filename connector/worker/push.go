@@ -146,7 +146,7 @@ func (m *machine) pushUnconnected(serial uint64, err error) {
 	}
 	h := u.hold
 	m.stats.TransfersFailed++
-	m.emit(event.TransferFailed{Request: h.id, Peer: u.reg.key.engine, Rank: m.cfg.Rank, Phase: "handshake", Err: err})
+	m.emit(event.TransferFailed{Request: h.id, Op: event.Write, Peer: u.reg.key.engine, Rank: m.cfg.Rank, Phase: "handshake", Err: err})
 	m.dropRegistration(u.reg, "its decode engine cannot be reached")
 	m.endHold(h, connector.PhaseHandshake, err.Error(), "failed")
 	m.endPush(u)
@@ -167,13 +167,13 @@ func (m *machine) onPosted(in posted) {
 	case busy:
 		m.queue(u, tried)
 	case in.err != nil:
-		m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
+		m.emit(event.TransferFailed{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
 		m.failPush(u, connector.PhaseTransfer, in.err)
 	default:
 		u.state, u.transfer = writing, in.transfer
 		m.producer.transfers[in.transfer] = u
 		l.posted(name)
-		m.emit(event.TransferPosted{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: len(u.plan.Local), Bytes: u.plan.Bytes})
+		m.emit(event.TransferPosted{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: len(u.plan.Local), Bytes: u.plan.Bytes})
 		m.stats.TransfersPosted++
 		if m.closing || u.unwanted != "" {
 			m.do(cancel{in.transfer})
@@ -220,14 +220,14 @@ func (m *machine) onResult(res agent.Result) {
 	}
 	u.result = &res
 	if res.Outcome == agent.OutcomeDone {
-		m.emit(event.TransferDone{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: res.Descs,
+		m.emit(event.TransferDone{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Descs: res.Descs,
 			Bytes: res.Bytes, Post: res.Post, Took: res.Took})
 		m.stats.TransfersDone++
 		m.stats.BytesSent += uint64(res.Bytes)
 		return
 	}
 	m.stats.TransfersFailed++
-	m.emit(event.TransferFailed{Request: u.hold.id, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
+	m.emit(event.TransferFailed{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
 	if u.remote.control {
 		m.tellFailed(u)
 	}
@@ -251,7 +251,7 @@ func (m *machine) onStopped(s agent.Stopped) {
 	delete(m.producer.transfers, s.Transfer)
 	m.producer.busy.stopped(u.remote.name())
 	h := u.hold
-	m.emit(event.TransferStopped{Request: h.id, Peer: u.remote.engine, Rank: m.cfg.Rank})
+	m.emit(event.TransferStopped{Request: h.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank})
 	switch {
 	case u.result == nil:
 		m.endHold(h, connector.PhaseTransfer, "the agent gave no result", "failed")

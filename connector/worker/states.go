@@ -176,7 +176,7 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 	if !m.correspondent(from).seen.fresh(c.Seq) {
 		return
 	}
-	m.stats.CancelsReceived++
+	m.cancelReceived(c)
 	reason := "the decode engine gave it up: " + c.Reason
 	i := identity{transfer: c.TransferID, id: c.ID, digest: connector.Digest(c.Digest), hasDigest: c.Digest != [32]byte{}}
 	if c.Generation != 0 {
@@ -202,6 +202,11 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 	m.unwanted(i, c.RemoteID, reason)
 }
 
+func (m *machine) cancelReceived(c *wire.Cancel) {
+	m.stats.CancelsReceived++
+	m.emit(event.CancelReceived{Request: c.ID, Peer: c.From.Engine, Reason: c.Reason})
+}
+
 // orphan finds a registration that is still being written although its sender's connection was lost
 // since. There are as many at most as transfers in flight.
 func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
@@ -216,7 +221,7 @@ func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
 // cancelPush stops a WRITE under way. Every copy of the cancel is acknowledged when it has.
 func (m *machine) cancelPush(u *push, addr connector.PeerAddr, c *wire.Cancel) {
 	if u.unwanted == "" {
-		m.stats.CancelsReceived++
+		m.cancelReceived(c)
 		m.correspondent(u.reg.sender.name).seen.fresh(c.Seq)
 		u.unwanted = "the decode engine gave it up: " + c.Reason
 		if u.state == writing {

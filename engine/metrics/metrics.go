@@ -3,7 +3,6 @@ package metrics
 import (
 	"cmp"
 	"slices"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -29,10 +28,6 @@ type Metrics struct {
 	stock stock
 	own   own
 	all   []prometheus.Collector
-	held  struct {
-		sync.Mutex
-		leases map[kv.RequestID]int // ranks that keep it; as many requests as the workers hold
-	}
 }
 
 var (
@@ -44,7 +39,6 @@ var (
 func New(cfg Config) *Metrics {
 	labels := prometheus.Labels{"model_name": cfg.Model, "engine": cmp.Or(cfg.Engine, "0")}
 	m := &Metrics{mode: cmp.Or(cfg.Mode, kv.Push), stock: newStock(labels), own: newOwn(labels)}
-	m.held.leases = make(map[kv.RequestID]int)
 	m.all = append(m.stock.collectors(), m.own.collectors()...)
 	return m
 }
@@ -86,6 +80,18 @@ func (m *Metrics) Emit(e event.Event) {
 		m.transferDone(e)
 	case event.TransferFailed:
 		m.transferFailed(e)
+	case event.ClaimSent:
+		m.own.claims.WithLabelValues("sent").Inc()
+	case event.ClaimReceived:
+		m.own.claims.WithLabelValues("received").Inc()
+	case event.ClaimRefused:
+		m.own.claims.WithLabelValues("refused").Inc()
+	case event.ClaimEnded:
+		m.own.claims.WithLabelValues(known(e.How, "read", "cancelled", "unread")).Inc()
+	case event.CancelSent:
+		m.own.cancels.WithLabelValues("sent").Inc()
+	case event.CancelReceived:
+		m.own.cancels.WithLabelValues("received").Inc()
 	case event.NotificationFailed:
 		m.notificationFailed(e)
 	case event.NotificationDropped:
@@ -99,7 +105,9 @@ func (m *Metrics) Emit(e event.Event) {
 	case event.ReceiveFailed:
 		m.receiveFailed(e)
 	case event.LeaseTaken:
-		m.leaseTaken(e)
+		m.own.leasesHeld.Inc()
+	case event.LeaseRefused:
+		m.own.refused.Inc()
 	case event.LeaseExtended:
 		m.own.extensions.Inc()
 	case event.LeaseEnded:
@@ -135,7 +143,7 @@ func (m *Metrics) handshake(e event.HandshakeFinished) {
 func (m *Metrics) transferDone(e event.TransferDone) {
 	m.own.transfers.WithLabelValues("done").Inc()
 	direction := "sent"
-	if m.mode == kv.Pull {
+	if e.Op == event.Read {
 		direction = "received"
 	}
 	m.own.bytes.WithLabelValues(direction).Add(float64(e.Bytes))
@@ -194,25 +202,8 @@ func (m *Metrics) receiveFailed(e event.ReceiveFailed) {
 	}
 }
 
-func (m *Metrics) leaseTaken(e event.LeaseTaken) {
-	m.held.Lock()
-	defer m.held.Unlock()
-	m.held.leases[e.Request]++
-	m.own.leasesHeld.Inc()
-}
-
-// leaseEnded takes only what was taken out of the gauge: blocks that a worker refuses to keep end, too.
 func (m *Metrics) leaseEnded(e event.LeaseEnded) {
-	m.held.Lock()
-	switch n := m.held.leases[e.Request]; {
-	case n > 1:
-		m.held.leases[e.Request] = n - 1
-		m.own.leasesHeld.Dec()
-	case n == 1:
-		delete(m.held.leases, e.Request)
-		m.own.leasesHeld.Dec()
-	}
-	m.held.Unlock()
+	m.own.leasesHeld.Dec()
 	m.own.leases.WithLabelValues(known(e.Reason, "sent", "expired", "failed", "cancelled", "released")).Inc()
 	if e.Reason == "expired" {
 		m.failed(failLease)

@@ -68,7 +68,9 @@ var errFault = errors.New("a fault")
 func TestDeltas(t *testing.T) {
 	type d = map[string]float64
 	const own, nixl = "kvferry_connector_", "vllm:nixl_"
-	transfer := event.TransferDone{Descs: 40, Bytes: 4096, Post: 2 * time.Millisecond, Took: 250 * time.Millisecond}
+	transfer := event.TransferDone{Op: event.Write, Descs: 40, Bytes: 4096, Post: 2 * time.Millisecond, Took: 250 * time.Millisecond}
+	read := transfer
+	read.Op = event.Read
 	observed := func(direction string) d {
 		return d{
 			own + "transfers_total{result=done}": 1, own + "bytes_total{direction=" + direction + "}": 4096,
@@ -99,7 +101,14 @@ func TestDeltas(t *testing.T) {
 		{name: "dropped", ev: event.RegistrationDropped{Reason: "any"}, want: d{own + "registrations_total{what=dropped}": 1}},
 		{name: "posted", ev: event.TransferPosted{}, want: d{own + "transfers_total{result=posted}": 1}},
 		{name: "push done", ev: transfer, want: observed("sent")},
-		{name: "pull done", mode: kv.Pull, ev: transfer, want: observed("received")},
+		{name: "pull done", mode: kv.Pull, ev: read, want: observed("received")},
+		{name: "claim sent", ev: event.ClaimSent{}, want: d{own + "claims_total{what=sent}": 1}},
+		{name: "claim received", ev: event.ClaimReceived{}, want: d{own + "claims_total{what=received}": 1}},
+		{name: "claim refused", ev: event.ClaimRefused{Phase: "lease"}, want: d{own + "claims_total{what=refused}": 1}},
+		{name: "claim read", ev: event.ClaimEnded{How: "read"}, want: d{own + "claims_total{what=read}": 1}},
+		{name: "claim ends in a way of tomorrow", ev: event.ClaimEnded{How: "x"}, want: d{own + "claims_total{what=other}": 1}},
+		{name: "cancel sent", ev: event.CancelSent{}, want: d{own + "cancels_total{what=sent}": 1}},
+		{name: "cancel received", ev: event.CancelReceived{}, want: d{own + "cancels_total{what=received}": 1}},
 		{name: "post fails", ev: event.TransferFailed{Phase: "post", Err: errFault}, want: d{
 			own + "transfers_total{result=failed}": 1, failure("transfer"): 1, nixl + "num_failed_transfers_total": 1}},
 		{name: "transfer fails", ev: event.TransferFailed{Phase: "transfer", Err: errFault}, want: d{
@@ -133,7 +142,7 @@ func TestDeltas(t *testing.T) {
 			own + "leases": -1, own + "leases_ended_total{reason=expired}": 1, failure("lease_expired"): 1, nixl + "num_kv_expired_reqs_total": 1}},
 		{name: "failed", before: []event.Event{taken}, ev: event.LeaseEnded{Request: "r", Reason: "failed"}, want: d{
 			own + "leases": -1, own + "leases_ended_total{reason=failed}": 1}},
-		{name: "refused", ev: event.LeaseEnded{Request: "r", Reason: "failed"}, want: d{own + "leases_ended_total{reason=failed}": 1}},
+		{name: "refused", ev: event.LeaseRefused{Request: "r", Reason: "full"}, want: d{own + "leases_refused_total": 1}},
 		{name: "granted", ev: event.GrantIssued{}, want: d{own + "grants_total{what=issued}": 1, own + "grants": 1}},
 		{name: "revoked", before: []event.Event{event.GrantIssued{}}, ev: event.GrantRevoked{}, want: d{own + "grants_total{what=revoked}": 1, own + "grants": -1}},
 		{name: "quarantined", ev: event.BlocksQuarantined{Blocks: 3}, want: d{own + "quarantines_total": 1, own + "quarantined_blocks": 3}},

@@ -31,6 +31,9 @@ type own struct {
 	receiveWait   prometheus.Histogram
 	leases        *prometheus.CounterVec // by how they ended
 	leasesHeld    prometheus.Gauge
+	refused       prometheus.Counter
+	claims        *prometheus.CounterVec // by what became of them
+	cancels       *prometheus.CounterVec // by what
 	extensions    prometheus.Counter
 	grants        *prometheus.CounterVec // by what
 	grantsHeld    prometheus.Gauge
@@ -67,9 +70,12 @@ func newOwn(labels prometheus.Labels) own {
 		receiveWait:   histogram("receive_wait_seconds", "From asking for KV to having all of it."),
 		leases:        counter("leases_ended_total", "Leases of P by how they ended.", "reason"),
 		leasesHeld:    gauge("leases", "Finished requests whose blocks P keeps, on all ranks here."),
+		refused:       one("leases_refused_total", "Finished requests whose blocks P did not keep."),
+		claims:        counter("claims_total", "Claims of P's blocks in pull: sent by D; received and refused by P, and how they ended there: read, cancelled, unread.", "what"),
+		cancels:       counter("cancels_total", "Cancels: sent by D, received by P.", "what"),
 		extensions:    one("lease_extensions_total", "Leases moved by a heartbeat."),
-		grants:        counter("grants_total", "Permissions to write a request's blocks: issued and revoked.", "what"),
-		grantsHeld:    gauge("grants", "Requests whose blocks a peer may write."),
+		grants:        counter("grants_total", "Permissions to write, in pull to read, a request's blocks: issued and revoked.", "what"),
+		grantsHeld:    gauge("grants", "Permissions that peers have."),
 		quarantined:   gauge("quarantined_blocks", "Blocks that a peer might still write after its receive has failed."),
 		quarantines:   one("quarantines_total", "Receives whose blocks were put in quarantine."),
 		unsent:        counter("unsent_notifications_total", "Notifications that could not be sent, heartbeats included.", "what"),
@@ -84,6 +90,6 @@ func newOwn(labels prometheus.Labels) own {
 func (o *own) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		o.failures, o.handshakes, o.handshakeTime, o.peers, o.registrations, o.matches, o.transfers, o.bytes, o.receives, o.receiveWait,
-		o.leases, o.leasesHeld, o.extensions, o.grants, o.grantsHeld, o.quarantined, o.quarantines, o.unsent, o.events,
+		o.leases, o.leasesHeld, o.refused, o.claims, o.cancels, o.extensions, o.grants, o.grantsHeld, o.quarantined, o.quarantines, o.unsent, o.events,
 	}
 }

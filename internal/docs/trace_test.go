@@ -56,10 +56,9 @@ func (t *trace) snapshot() []traceLine {
 // TestTraceOfTheWalkthrough hands one prompt from one engine to another, both in this process, and
 // compares the events with the ones that docs/walkthrough.md explains. -v prints them.
 func TestTraceOfTheWalkthrough(t *testing.T) {
-	want := documentedTrace(t)
 	tr := &trace{start: time.Now()}
-	p := startEngine(t, connector.Producer, tr.of("P"))
-	d := startEngine(t, connector.Consumer, tr.of("D"))
+	p := startEngine(t, connector.Producer, kv.Push, tr.of("P"))
+	d := startEngine(t, connector.Consumer, kv.Push, tr.of("D"))
 	prompt := p.Tokenizer().Encode(strings.Repeat("A prompt of some blocks. ", 6))
 	at := p.Coordinates()
 
@@ -84,7 +83,37 @@ func TestTraceOfTheWalkthrough(t *testing.T) {
 	}
 	closeEngine(t, p) // waits until the blocks are no longer held
 	closeEngine(t, d)
+	tr.compare(t, "the events")
+}
 
+// TestTraceOfAPull is the same in pull, where P's answer comes first.
+func TestTraceOfAPull(t *testing.T) {
+	tr := &trace{start: time.Now()}
+	p := startEngine(t, connector.Producer, kv.Pull, tr.of("P"))
+	d := startEngine(t, connector.Consumer, kv.Pull, tr.of("D"))
+	prompt := p.Tokenizer().Encode(strings.Repeat("A prompt of some blocks. ", 6))
+
+	tr.start = time.Now()
+	out := last(t, submit(t, p, engine.Request{
+		ID: "cmpl-walk-0-aaaaaaaa", Prompt: prompt, MaxTokens: 1, IgnoreEOS: true, Params: &kv.TransferParams{DoRemoteDecode: true},
+	}))
+	if out.Finish != connector.FinishLength || out.Params == nil {
+		t.Fatalf("P ended as %q (%v) with parameters %v", out.Finish, out.Err, out.Params)
+	}
+	out = last(t, submit(t, d, engine.Request{
+		ID: "cmpl-walk-0-dddddddd", Prompt: prompt, MaxTokens: 4, IgnoreEOS: true, Params: out.Params,
+	}))
+	if out.Finish != connector.FinishLength || out.Usage.ComputedPrompt != 1 || out.Transfer.Blocks == 0 {
+		t.Fatalf("D ended as %q (%v), usage %+v, transfer %+v", out.Finish, out.Err, out.Usage, out.Transfer)
+	}
+	closeEngine(t, p)
+	closeEngine(t, d)
+	tr.compare(t, "the same in pull")
+}
+
+// compare checks the kinds of events, up to the engines' end, against those below a heading of docs/walkthrough.md.
+func (tr *trace) compare(t *testing.T, heading string) {
+	t.Helper()
 	got := map[string][]string{}
 	for _, l := range tr.snapshot() {
 		t.Log(l)
@@ -93,6 +122,7 @@ func TestTraceOfTheWalkthrough(t *testing.T) {
 		}
 		got[l.who] = append(got[l.who], l.kind)
 	}
+	want := documentedTrace(t, heading)
 	for _, kinds := range []map[string][]string{got, want} {
 		meet(kinds["P"])
 	}
@@ -121,26 +151,28 @@ func rank(kind string) int {
 
 var traceLineForm = regexp.MustCompile(`(?m)^ *[0-9.]+ ms  ([PD])  ([a-z_]+)`)
 
-// documentedTrace is the kinds of events in the walkthrough, by engine.
-func documentedTrace(t *testing.T) map[string][]string {
+// documentedTrace is the kinds of events below a heading of the walkthrough, by engine.
+func documentedTrace(t *testing.T, heading string) map[string][]string {
 	t.Helper()
 	raw, err := os.ReadFile("../../docs/walkthrough.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, section, _ := strings.Cut(string(raw), "\n## A real run: "+heading+"\n")
+	section, _, _ = strings.Cut(section, "\n## ")
 	out := map[string][]string{}
-	for _, m := range traceLineForm.FindAllStringSubmatch(string(raw), -1) {
+	for _, m := range traceLineForm.FindAllStringSubmatch(section, -1) {
 		out[m[1]] = append(out[m[1]], m[2])
 	}
 	if len(out["P"]) == 0 || len(out["D"]) == 0 {
-		t.Fatalf("docs/walkthrough.md has no trace of both engines: %v", out)
+		t.Fatalf("docs/walkthrough.md has no trace of both engines under %q: %v", heading, out)
 	}
 	return out
 }
 
-func startEngine(t *testing.T, role connector.Role, events event.Sink) *engine.Engine {
+func startEngine(t *testing.T, role connector.Role, mode kv.TransferMode, events event.Sink) *engine.Engine {
 	t.Helper()
-	e, err := engine.New(engine.Config{EngineID: kv.EngineID(role), Role: role, NumBlocks: 64, Events: events})
+	e, err := engine.New(engine.Config{EngineID: kv.EngineID(role), Role: role, Mode: mode, NumBlocks: 64, Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}
