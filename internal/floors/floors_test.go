@@ -31,7 +31,7 @@ var floor = map[string]int{
 }
 
 // pure packages may not use sockets, clocks that tick, goroutine helpers, files or logs.
-var pure = []string{"kv", "wire", "event", "openai", "geometry", "connector/scheduler", "engine/core", "proxy/core", "tier/core", "tier/p2p/session"}
+var pure = []string{"kv", "wire", "event", "openai", "geometry", "connector/scheduler", "engine/core", "proxy/core", "tier/core", "tier/p2p/session", "tier/store/intake"}
 
 var impure = map[string]bool{"net": true, "net/http": true, "os": true, "os/exec": true, "log": true, "log/slog": true, "sync": true, "syscall": true, "context": true}
 

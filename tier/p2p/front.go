@@ -58,7 +58,9 @@ func (f *Front) Close() error { return f.recv.close() }
 
 // NewPort makes a Tier's end of the Front, for Config.Port.
 func (f *Front) NewPort() *Port {
-	return &Port{front: f, messages: make(chan session.Event, receivedMessages), closed: make(chan struct{})}
+	p := &Port{front: f, messages: make(chan session.Event, receivedMessages), closed: make(chan struct{})}
+	p.mu.since = time.Now()
+	return p
 }
 
 // forward brings one event to the port of its link.
@@ -119,6 +121,7 @@ type Port struct {
 	mu struct {
 		sync.Mutex
 		links   int
+		since   time.Time // there are none
 		started bool // a Tier takes the messages
 	}
 }
@@ -134,6 +137,17 @@ func (p *Port) count(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.links += n
+	p.mu.since = time.Now()
+}
+
+// Unused is for how long no peer's connection has led here; 0 while one does.
+func (p *Port) Unused(now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.links > 0 {
+		return 0
+	}
+	return now.Sub(p.mu.since)
 }
 
 // start says that a Tier takes the messages from now on.

@@ -1,0 +1,146 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/wire"
+)
+
+// Facts are what makes the blocks of one engine those of another: equal facts and equal keys mean equal
+// bytes.
+type Facts struct {
+	Fingerprint string `json:"fingerprint"`
+	HashSeed    string `json:"hash_seed"`
+	BlockLen    int    `json:"block_len"` // bytes
+}
+
+// factsOf reads them from a connect, or says why they are no use.
+func factsOf(c *wire.P2PConnect) (Facts, string) {
+	switch {
+	case c.Extension == nil:
+		return Facts{}, "it is no kvferry node, and the store has no agent for others"
+	case c.Fingerprint == "":
+		return Facts{}, "it has no fingerprint: blocks of different models could not be told apart"
+	case c.BlockLen > 1<<31:
+		return Facts{}, fmt.Sprintf("its blocks have %d bytes", c.BlockLen)
+	}
+	return Facts{c.Fingerprint, c.HashSeed, int(c.BlockLen)}, ""
+}
+
+// ID is a short name of the facts: 16 hexadecimal digits.
+func (f Facts) ID() string {
+	sum := sha256.Sum256([]byte(f.text()))
+	return hex.EncodeToString(sum[:8])
+}
+
+// text is the facts as package fs wants them.
+func (f Facts) text() string { return fmt.Sprintf("%q %q %d", f.Fingerprint, f.HashSeed, f.BlockLen) }
+
+const recordName = "namespace.json"
+
+// record writes the facts beside their blocks, whole or not at all.
+func record(dir string, f Facts) error {
+	b, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, recordName)
+	tmp := path + ".tmp"
+	if err := write(tmp, append(b, '\n')); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func write(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// recorded is a namespace found in the folder.
+type recorded struct {
+	facts Facts
+	used  time.Time
+}
+
+// readRecords finds the namespaces of a folder, those used last first. Folders that are not ours, or
+// whose record cannot be read, are told and left alone.
+func readRecords(folder string, odd func(path string, err error)) ([]recorded, error) {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []recorded
+	for _, e := range entries {
+		dir := filepath.Join(folder, e.Name())
+		if !e.IsDir() {
+			odd(dir, errors.New("not a folder"))
+			continue
+		}
+		r, err := readRecord(filepath.Join(dir, recordName))
+		if err == nil && r.facts.ID() != e.Name() {
+			err = errors.New("its record is of another namespace")
+		}
+		if err != nil {
+			odd(dir, err)
+			continue
+		}
+		out = append(out, r)
+	}
+	slices.SortStableFunc(out, func(a, b recorded) int { return b.used.Compare(a.used) })
+	return out, nil
+}
+
+func readRecord(path string) (r recorded, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return r, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	info, err := f.Stat()
+	if err != nil {
+		return r, err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxRecordLen))
+	if err != nil {
+		return r, err
+	}
+	r.used = info.ModTime()
+	if err := json.Unmarshal(b, &r.facts); err != nil {
+		return r, fmt.Errorf("%s: %w", recordName, err)
+	}
+	if r.facts.Fingerprint == "" || r.facts.HashSeed == "" || r.facts.BlockLen < 1 {
+		return r, fmt.Errorf("%s: facts are missing", recordName)
+	}
+	return r, nil
+}

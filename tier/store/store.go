@@ -1,0 +1,239 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/tier/p2p"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// Store holds blocks for engines. Its methods may be called from any goroutine.
+type Store struct {
+	cfg     Config
+	front   *p2p.Front
+	opening sync.WaitGroup // goroutines that open or replace a namespace
+
+	mu struct {
+		sync.Mutex
+		table   []*namespace // by place; nil: free
+		refused uint64
+		closed  bool
+	}
+}
+
+// New opens what the folder holds and begins to serve. It returns when all of that can be asked for.
+func New(cfg Config) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Namespaces = cmp.Or(cfg.Namespaces, 1)
+	cfg.Unused = cmp.Or(cfg.Unused, DefaultUnused)
+	s := &Store{cfg: cfg}
+	s.mu.table = make([]*namespace, cfg.Namespaces)
+	front, err := p2p.NewFront(p2p.FrontConfig{Listener: cfg.Listener, Route: s.route, OnRefused: s.refused, PingEvery: cfg.PingEvery})
+	if err != nil {
+		return nil, err
+	}
+	s.front = front
+	if cfg.Folder != "" {
+		if err := s.recover(); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	front.Start()
+	return s, nil
+}
+
+// recover opens the namespaces of the folder that were used last, side by side. Those that there is no
+// place for are removed: the folder's bound is for all.
+func (s *Store) recover() error {
+	if err := os.MkdirAll(s.cfg.Folder, 0o700); err != nil {
+		return err
+	}
+	found, err := readRecords(s.cfg.Folder, func(path string, err error) {
+		s.note(Note{What: "folder_foreign", Bad: true, Text: fmt.Sprintf("%s is left alone: %v", path, err)})
+	})
+	if err != nil {
+		return err
+	}
+	errs := make([]error, s.cfg.Namespaces)
+	var opening sync.WaitGroup
+	for i, r := range found {
+		if i >= s.cfg.Namespaces {
+			if err := s.remove(r.facts, "there are more namespaces in the folder than the store may have"); err != nil {
+				return err
+			}
+			continue
+		}
+		n := s.newNamespace(r.facts, i)
+		s.mu.table[i] = n
+		opening.Go(func() { errs[i] = s.opened(n, n.open()) })
+	}
+	opening.Wait()
+	return errors.Join(errs...)
+}
+
+// opened takes note of how an opening went. One that failed leaves its place.
+func (s *Store) opened(n *namespace, err error) error {
+	if err == nil {
+		return nil
+	}
+	n.port.Close()
+	s.leave(n)
+	n.note("namespace_failed", true, "", "%v", err)
+	return fmt.Errorf("namespace %s: %w", n.facts.ID(), err)
+}
+
+// leave frees a namespace's place.
+func (s *Store) leave(n *namespace) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.table[n.place] == n {
+		s.mu.table[n.place] = nil
+	}
+}
+
+// remove deletes the files of a namespace that is not open.
+func (s *Store) remove(f Facts, why string) error {
+	if s.cfg.Folder == "" {
+		return nil
+	}
+	s.note(Note{What: "namespace_removed", Namespace: f.ID(), Bad: true, Text: "its files are deleted: " + why})
+	return os.RemoveAll(filepath.Join(s.cfg.Folder, f.ID()))
+}
+
+// route finds or makes the namespace of a peer. It is called on the Front's goroutine.
+func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
+	f, why := factsOf(c)
+	if why != "" {
+		return nil, why
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, "the store is closing"
+	}
+	for _, n := range s.mu.table {
+		if n != nil && n.facts == f {
+			return n.port, ""
+		}
+	}
+	if share := s.cfg.Size / int64(s.cfg.Namespaces); int64(f.BlockLen) > share {
+		return nil, fmt.Sprintf("its blocks have %d bytes, a namespace of the store %d", f.BlockLen, share)
+	}
+	place := s.place()
+	if place < 0 {
+		return nil, fmt.Sprintf("its model facts are others than those of all %d namespaces, which are in use; allow the store more of them", s.cfg.Namespaces)
+	}
+	old := s.mu.table[place]
+	n := s.newNamespace(f, place)
+	s.mu.table[place] = n
+	s.opening.Go(func() { s.replace(old, n) })
+	return n.port, ""
+}
+
+// place is where a new namespace may go: a free place, or that of the one unused for longest, if it has
+// been for long enough; -1 for none. The lock is held.
+func (s *Store) place() int {
+	best, longest := -1, s.cfg.Unused
+	now := time.Now()
+	for i, n := range s.mu.table {
+		if n == nil {
+			return i
+		}
+		if d := n.port.Unused(now); d >= longest {
+			best, longest = i, d
+		}
+	}
+	return best
+}
+
+// replace ends the old namespace of a place, with its files, and opens the new one. What it cannot open
+// is told, and its peers are dropped.
+func (s *Store) replace(old, n *namespace) {
+	var err error
+	if old != nil {
+		old.note("namespace_replaced", false, "", "no engine has used it for %v; its place goes to %s", s.cfg.Unused, n.facts.ID())
+		err = errors.Join(old.close(), s.remove(old.facts, "another namespace has its place"))
+	}
+	if err == nil {
+		err = n.open()
+	}
+	_ = s.opened(n, err) // it was told
+}
+
+// refused takes note of a peer that was dropped.
+func (s *Store) refused(identity, why string) {
+	s.mu.Lock()
+	s.mu.refused++
+	s.mu.Unlock()
+	s.note(Note{What: "peer_refused", Peer: printable(identity), Bad: true, Text: why})
+}
+
+// printable is a peer's word for itself in a form that does no harm to a log.
+func printable(s string) string {
+	if len(s) > 80 {
+		s = s[:80] + "…"
+	}
+	return fmt.Sprintf("%+q", s)
+}
+
+func (s *Store) note(n Note) {
+	if s.cfg.OnNote != nil {
+		s.cfg.OnNote(n)
+	}
+}
+
+// all is the namespaces there are, by place.
+func (s *Store) all() []*namespace {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.mu.table), func(n *namespace) bool { return n == nil })
+}
+
+// Drain takes no more offers and waits until what is under way has ended, or ctx.
+func (s *Store) Drain(ctx context.Context) {
+	var all sync.WaitGroup
+	for _, n := range s.all() {
+		all.Go(func() { n.drain(ctx) })
+	}
+	all.Wait()
+}
+
+// Close ends all sessions and frees the memory; files stay. It waits for writes under way.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	first := !s.mu.closed
+	s.mu.closed = true
+	s.mu.Unlock()
+	if !first {
+		return nil
+	}
+	s.opening.Wait()
+	var errs []error
+	for _, n := range s.all() {
+		errs = append(errs, n.close())
+		s.leave(n)
+	}
+	return errors.Join(append(errs, s.front.Close())...)
+}
+
+// Stats counts.
+func (s *Store) Stats() Stats {
+	var out Stats
+	for _, n := range s.all() {
+		out.Namespaces = append(out.Namespaces, n.stats())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Refused = s.mu.refused
+	return out
+}
