@@ -77,11 +77,13 @@ func (r *Registration) code(c *coder) {
 }
 
 func (r *Read) code(c *coder) {
-	c.fields(4)
+	c.fields(6)
 	r.Registration.code(c)
 	text(&r.Remote, c)
 	blockIDs(&r.RemoteBlocks, c)
 	number(&r.Readers, c)
+	c.bool(&r.Earlier)
+	c.seconds(&r.Expiry)
 }
 
 func (q *QueuedRequest) code(c *coder) {
@@ -112,7 +114,7 @@ func (p *PeerAddr) code(c *coder) {
 }
 
 func (f *FinishedBlocks) code(c *coder) {
-	c.fields(7)
+	c.fields(9)
 	text(&f.ID, c)
 	text(&f.TransferID, c)
 	blockIDs(&f.Blocks, c)
@@ -120,6 +122,8 @@ func (f *FinishedBlocks) code(c *coder) {
 	number(&f.Lease, c)
 	c.digest(&f.Digest)
 	generation(&f.Generation, c)
+	c.bool(&f.Earlier)
+	list(c, &f.Prefixes, func(d *Digest, c *coder) { c.digest(d) })
 }
 
 func (d *DroppedRequest) code(c *coder) {
@@ -329,6 +333,23 @@ func (c *coder) bool(v *bool) {
 	b, rest, err := msgp.ReadBoolBytes(c.b)
 	c.took(rest, err)
 	*v = b
+}
+
+// seconds codes a reading of a clock that may be absent.
+func (c *coder) seconds(v **float64) {
+	switch {
+	case c.err != nil:
+	case c.writing && *v == nil:
+		c.b = msgp.AppendNil(c.b)
+	case c.writing:
+		c.b = msgp.AppendFloat64(c.b, **v)
+	case msgp.IsNil(c.b):
+		c.b = c.b[1:]
+	default:
+		f, rest, err := msgp.ReadFloat64Bytes(c.b)
+		c.took(rest, err)
+		*v = &f
+	}
 }
 
 func (c *coder) digest(d *Digest) {

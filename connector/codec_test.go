@@ -58,7 +58,8 @@ func drawMeta(t *rapid.T) StepMeta {
 		Registrations: some(t, "registrations", drawRegistration),
 		Reads: some(t, "reads", func(t *rapid.T) Read {
 			return Read{Registration: drawRegistration(t), Remote: kv.RequestID(drawID(t)), RemoteBlocks: drawBlocks(t),
-				Readers: rapid.Int().Draw(t, "readers")}
+				Readers: rapid.Int().Draw(t, "readers"), Earlier: rapid.Bool().Draw(t, "earlier"),
+				Expiry: rapid.Ptr(rapid.Float64(), true).Draw(t, "expiry")}
 		}),
 		Queued: some(t, "queued", func(t *rapid.T) QueuedRequest {
 			return QueuedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Digest: drawDigest(t)}
@@ -67,7 +68,8 @@ func drawMeta(t *rapid.T) StepMeta {
 		Finished: some(t, "finished", func(t *rapid.T) FinishedBlocks {
 			return FinishedBlocks{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Blocks: drawBlocks(t),
 				NumTokens: rapid.Int().Draw(t, "tokens"), Lease: time.Duration(rapid.Int64().Draw(t, "lease")), Digest: drawDigest(t),
-				Generation: kv.Generation(rapid.Uint64().Draw(t, "generation"))}
+				Generation: kv.Generation(rapid.Uint64().Draw(t, "generation")), Earlier: rapid.Bool().Draw(t, "earlier"),
+				Prefixes: some(t, "prefixes", drawDigest)}
 		}),
 		Dropped: some(t, "dropped", func(t *rapid.T) DroppedRequest {
 			return DroppedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Reason: drawID(t)}

@@ -25,7 +25,7 @@ type Config struct {
 	// Lease is how long P keeps a finished request's blocks without a sign of life of D; whole
 	// seconds. It fixes HeartbeatInterval and LeaseExtension too. Default 30 s.
 	Lease time.Duration
-	// DecoderBlocksTTL is how long D keeps blocks for a second turn. Default 480 s.
+	// DecoderBlocksTTL is how long D keeps blocks for the next turn of a conversation. Default 480 s.
 	DecoderBlocksTTL time.Duration
 	// RegistrationTimeout is how long D waits for a registered request's KV before it gives up.
 	// Default: DecoderBlocksTTL.
@@ -35,10 +35,11 @@ type Config struct {
 	EngineTTL time.Duration
 	// EnforceCompat refuses peers whose compatibility hash differs. Default true.
 	EnforceCompat bool
-	// Bidirectional lets D hand blocks back to P for a second turn (pull only). Default false.
+	// Bidirectional lets P read back what D kept of an earlier turn (pull only). Default false.
 	Bidirectional bool
-	// RecomputeThreshold is the number of tokens below which P recomputes instead of reading back
-	// from D; 0 = always read. Default 64.
+	// RecomputeThreshold is the number of tokens below which an engine computes them instead of having
+	// them brought by a peer; 0 = off. Default 64. The reference connector heeds it where P reads back from D only,
+	// so that without Bidirectional its default means 0.
 	RecomputeThreshold int
 }
 

@@ -27,6 +27,22 @@ type Request struct {
 	// Digest is of the prompt; of a decode leg whose parameters tell of fewer remote tokens, of so
 	// many.
 	Digest Digest
+	// Earlier is of the first EarlierTokens tokens of the prompt of a prefill leg that names what a
+	// decode engine kept of an earlier turn; else zero.
+	Earlier Digest
+}
+
+// EarlierTokens is how many tokens of a prompt a prefill leg may take from what a decode engine kept of an
+// earlier turn: as many as that has and the prompt shares, cut to whole blocks if the prompt is
+// shorter, since a decode engine knows the digest of what it keeps by block.
+func EarlierTokens(p *kv.TransferParams, prompt, blockSize int) int {
+	switch n := p.RemoteNumTokens; {
+	case !p.DoRemoteDecode || p.RemoteBlockIDs.Len() == 0:
+		return 0
+	case n <= prompt:
+		return n
+	}
+	return prompt / blockSize * blockSize
 }
 
 // FinishReason is how a request left the engine.
@@ -115,6 +131,11 @@ type Read struct {
 	Remote       kv.RequestID // P's id of the request
 	RemoteBlocks kv.BlockIDs  // P's logical blocks, per group
 	Readers      int          // requests of D that read the same; at least 1
+	// Earlier: it is P that reads, from what D kept of an earlier turn (bidirectional pull); the fields
+	// above mean the same with P and D exchanged.
+	Earlier bool
+	// Expiry, if known, is when D gives the blocks back, on the clock of D's side channel, in seconds.
+	Expiry *float64
 }
 
 // PeerAddr is a peer engine's coordinates as a request names them.
@@ -135,6 +156,11 @@ type FinishedBlocks struct {
 	Lease      time.Duration // remaining, not a clock reading: delivery can only lengthen it
 	Digest     Digest
 	Generation kv.Generation // of the lease: later ones are greater, also after a restart
+	// Earlier: D keeps these for the next turn of a conversation. No sign of life makes their lease longer.
+	Earlier bool
+	// Prefixes are the digests of the first block's tokens, of the first two blocks' and so on, so that a
+	// prompt that shares only so many can have them. Empty unless Earlier.
+	Prefixes []Digest
 }
 
 // QueuedRequest is a request of P whose KV somebody will ask for.

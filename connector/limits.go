@@ -21,7 +21,8 @@ const (
 	maxBoundary = 1 << 30
 
 	// maxBoundaryEntries bounds each list in them: a ledger has no more hand-offs, each at most once
-	// in a list, and heartbeats name each in three ways.
+	// in a list, and heartbeats name each in three ways. A prompt of 4 million tokens in blocks of 16 has
+	// as many prefixes.
 	maxBoundaryEntries = 1 << 18
 
 	// maxBoundaryText bounds any text in them, bytes: request ids contain the client's header, error

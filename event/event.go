@@ -209,10 +209,12 @@ type (
 		Why       string
 	}
 	// ReceiveFailed: a request's KV will not come; its blocks may be reused.
+	// Expired: it was not begun, because the peer gives the blocks back too soon.
 	ReceiveFailed struct {
 		Request kv.RequestID
 		Peer    kv.EngineID
 		Phase   string
+		Expired bool
 		Err     error
 	}
 	// LeaseTaken: P keeps a finished request's blocks. LeaseEnded follows.

@@ -30,12 +30,16 @@ func (h *Half) check(r connector.Request) error {
 	case p.DoRemotePrefill && h.cfg.Role == connector.Producer:
 		return bad("do_remote_prefill is true, but engine %q only prefills; send the decode leg to a decode engine", h.cfg.Engine)
 	}
-	if p.DoRemotePrefill {
+	if p.DoRemotePrefill || h.readsBack(&p) {
+		leg := wire.DecodeLeg
+		if p.DoRemoteDecode {
+			leg = wire.PrefillLeg
+		}
 		if p.Mode != "" && p.Mode != h.cfg.Mode {
 			return bad("transfer_mode is %q, the mode of engine %q, but engine %q has the mode %q; start both with the same --mode",
 				p.Mode, p.RemoteEngineID, h.cfg.Engine, h.cfg.Mode)
 		}
-		if err := wire.CheckLeg(&p, h.cfg.Mode, wire.DecodeLeg); err != nil {
+		if err := wire.CheckLeg(&p, h.cfg.Mode, leg); err != nil {
 			return err
 		}
 		switch {

@@ -29,6 +29,18 @@ type Config struct {
 	// prefill engine. Default connector.DefaultRegistrationTimeout.
 	RegistrationTimeout time.Duration
 
+	// Bidirectional lets D keep a finished request's blocks for the next turn of its conversation, and P
+	// read them back then. Pull only.
+	Bidirectional bool
+	// DecoderBlocksTTL is how long D keeps them. Default connector.DefaultDecoderBlocksTTL.
+	DecoderBlocksTTL time.Duration
+	// Clock tells what the clock of this engine's side channel shows at a moment, in seconds: peers
+	// learn its offset from theirs in the handshake. Needed with Bidirectional.
+	Clock func(time.Time) float64
+	// RecomputeThreshold is the number of tokens below which they are computed here instead of
+	// brought by a peer, whoever moves the bytes; 0 = off.
+	RecomputeThreshold int
+
 	// Events takes what happens; default event.Discard.
 	Events event.Sink
 }
@@ -49,6 +61,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.RegistrationTimeout == 0 {
 		c.RegistrationTimeout = connector.DefaultRegistrationTimeout
+	}
+	if c.DecoderBlocksTTL == 0 {
+		c.DecoderBlocksTTL = connector.DefaultDecoderBlocksTTL
 	}
 	if c.Events == nil {
 		c.Events = event.Discard
@@ -77,6 +92,15 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: Lease is %v, want a positive duration", c.Lease)
 	case c.RegistrationTimeout <= 0:
 		return fmt.Errorf("scheduler: RegistrationTimeout is %v, want a positive duration", c.RegistrationTimeout)
+	case c.Bidirectional && c.Mode != kv.Pull:
+		return fmt.Errorf("scheduler: Bidirectional is set and Mode is %q; only a pull engine can read back what a decode engine kept: choose %q, or leave it off",
+			c.Mode, kv.Pull)
+	case c.Bidirectional && c.Clock == nil:
+		return errors.New("scheduler: Clock is nil; Bidirectional needs the side channel's clock")
+	case c.DecoderBlocksTTL <= 0:
+		return fmt.Errorf("scheduler: DecoderBlocksTTL is %v, want a positive duration", c.DecoderBlocksTTL)
+	case c.RecomputeThreshold < 0:
+		return fmt.Errorf("scheduler: RecomputeThreshold is %d, want 0 or more tokens", c.RecomputeThreshold)
 	}
 	return nil
 }

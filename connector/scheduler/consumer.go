@@ -32,6 +32,10 @@ func (h *Half) stage(now time.Time, q *request, blocks kv.BlockIDs, computed int
 		h.failures = append(h.failures, q)
 		return
 	}
+	digest := q.digest
+	if q.earlier != nil {
+		digest = q.earlier.digest
+	}
 	mine := append([]kv.BlockID(nil), blocks[0][first:end]...)
 	q.blocks = len(mine)
 	q.registration = connector.Registration{
@@ -40,7 +44,7 @@ func (h *Half) stage(now time.Time, q *request, blocks kv.BlockIDs, computed int
 		Blocks:     kv.BlockIDs{mine},
 		StartToken: first * h.cfg.BlockSize,
 		NumTokens:  q.tokens,
-		Digest:     q.digest,
+		Digest:     digest,
 		Peer:       q.peer,
 		Lease:      q.lease,
 	}

@@ -44,9 +44,27 @@
 // of finished requests only, since nobody can ask for one before its answer. A D that needs nothing
 // withdraws, and P frees.
 //
+// # The next turn (bidirectional pull)
+//
+//	D: … → decoding ── Finished ──> finished → held      its answer's parameters go to P with the next turn
+//	P: waiting → staged → shipped ──> processing → finished → held
+//	              │ failed, too late        ▲
+//	              └─────────────────────────┘
+//
+// A D that is Bidirectional keeps what it has of prompt and answer when its request has ended, for a time
+// that nothing makes longer. P, whose next prompt begins with the same tokens, reads it as D reads in
+// pull, and computes the rest: reading is one life of the request in the ledger, prefilling the next.
+// Whatever goes wrong with the first, the second is right (nixl-connector.md, section 6.1).
+//
+// # Recompute threshold
+//
+// Below it, tokens are computed instead of transferred, in push, pull and for the next turn alike (issue
+// 5); the reference connector heeds it for the next turn only. Whoever would have given the KV is told.
+//
 // # Second look-ups
 //
 // Parameters are used once. After Allocated with them, or after a failed receive, External answers
 // 0, so that a preempted request prefills locally instead of waiting for a transfer that nobody
-// will start (nixl-connector.md, H12).
+// will start (nixl-connector.md, H12). Nothing is kept for a next turn but what a request with a hand-off
+// has computed and its answer names (H13).
 package scheduler

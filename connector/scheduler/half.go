@@ -13,16 +13,19 @@ import (
 type state uint8
 
 const (
-	waiting    state = iota // D: arrived, not yet allocated; heartbeats run
-	staged                  // D: registration or read waits for the next Metadata
-	shipped                 // D: the workers have it; the watchdog runs
-	cancelling              // D: given up; waits until every rank has reported
-	failing                 // D: failed before any rank knew of it; Expire tells
-	arrived                 // P: not yet allocated
-	processing              // P: being computed
-	finished                // P: held; the blocks wait for the next Metadata
-	held                    // P: the workers keep the blocks; waits until every rank has reported
-	gone                    // no longer in the ledger; queues may still name it
+	// Of D, and of P while it reads back what D kept of an earlier turn:
+	waiting    state = iota // arrived, not yet allocated; D's heartbeats run
+	staged                  // registration or read waits for the next Metadata
+	shipped                 // the workers have it; the watchdog runs
+	cancelling              // given up; waits until every rank has reported
+	failing                 // failed before any rank knew of it; Expire tells
+
+	arrived    // P: not yet allocated
+	processing // P: being computed
+	decoding   // D, bidirectional: it has its KV, or computes it here; its blocks are to be kept
+	finished   // P, or D for the next turn: held; the blocks wait for the next Metadata
+	held       // the workers keep the blocks; waits until every rank has reported
+	gone       // no longer in the ledger; queues may still name it
 )
 
 // request is one hand-off of this engine. The Half owns it.
@@ -34,7 +37,9 @@ type request struct {
 	prompt   int                // tokens
 	tokens   int                // D: of them, whose KV P keeps; all in push
 	readers  int                // D: requests here that take the same KV
-	from     kv.BlockIDs        // D, pull: P's blocks, until staged for the workers
+	from     kv.BlockIDs        // pull: the peer's blocks, until staged for the workers
+	prefill  bool               // P
+	earlier  *earlier           // P: what it may read back
 	digest   connector.Digest
 	state    state
 
@@ -47,6 +52,12 @@ type request struct {
 	lease        kv.Generation    // D: of P's hold, if its parameters tell; P: of its own
 	ranks        rankSet          // reported
 	facts        connector.TransferFacts
+}
+
+// earlier is what D kept of an earlier turn, as a prefill leg names it.
+type earlier struct {
+	digest connector.Digest // of the tokens that the prompt shares
+	expiry *float64         // on the clock of D's side channel
 }
 
 // Half is the ledger. One goroutine, the engine's loop, owns it and calls its methods; none blocks.
@@ -101,7 +112,8 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 		state:    arrived,
 	}
 	q.watchdog.Value = q
-	if r.Params.DoRemotePrefill {
+	q.prefill = r.Params.DoRemoteDecode
+	if back := h.readsBack(&r.Params); r.Params.DoRemotePrefill || back {
 		q.state = waiting
 		q.remote = r.Params.RemoteRequestID
 		q.peer = connector.PeerAddr{
@@ -114,13 +126,20 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 		q.peer.TP = max(q.peer.TP, 1)
 		q.lease = r.Params.Lease
 		q.tokens, q.readers = q.prompt, max(r.Params.Readers, 1)
-		if h.cfg.Mode == kv.Pull {
+		switch {
+		case back:
+			q.from = r.Params.RemoteBlockIDs
+			q.tokens = connector.EarlierTokens(&r.Params, q.prompt, h.cfg.BlockSize)
+			q.earlier = &earlier{r.Earlier, r.Params.RemoteBlocksExpiry}
+		case h.cfg.Mode == kv.Pull:
 			q.from = r.Params.RemoteBlockIDs
 			if n := r.Params.RemoteNumTokens; n > 0 {
 				q.tokens = min(n, q.prompt)
 			}
 		}
-		h.heartbeats.add(q)
+		if !back { // what D keeps for the next turn is not kept longer by signs of life
+			h.heartbeats.add(q)
+		}
 	} else if h.cfg.Mode == kv.Push { // nobody asks for it before it has ended otherwise
 		h.queued = append(h.queued, q)
 	}
@@ -129,19 +148,21 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 }
 
 // External is the number of prompt tokens beyond the computed ones that come from a peer: all of
-// them, or in pull as many as the parameters tell of, for a decode leg whose parameters have not
-// been used, 0 otherwise. In pull it is 0, too, if only the last token is left, which is computed
-// here anyway: then P has nothing to do but to give its blocks back. (In push P writes on its own; it
-// would have to be stopped.)
+// them, or in pull as many as the parameters tell of, for a leg whose parameters have not been used, 0
+// otherwise. It is 0 below the recompute threshold: then the peer has nothing to do but to give its
+// blocks back. In pull it is 0, too, if only the last token is left, which is computed here anyway.
 func (h *Half) External(id kv.RequestID, computed int) int {
 	q := h.requests[id]
-	if q == nil || q.state != waiting {
+	if q == nil || q.state != waiting || q.earlier != nil && !h.cfg.Bidirectional {
 		return 0
 	}
 	if h.cfg.Mode == kv.Pull && computed > 0 && computed >= q.prompt-1 {
 		return 0
 	}
-	return max(0, q.tokens-computed)
+	if n := q.tokens - computed; n > 0 && n >= h.cfg.RecomputeThreshold {
+		return n
+	}
+	return 0
 }
 
 // Allocated tells that blocks, the request's whole block table, were allocated, that its first
@@ -162,7 +183,7 @@ func (h *Half) Allocated(now time.Time, id kv.RequestID, blocks kv.BlockIDs, com
 	case waiting:
 		if external <= 0 {
 			h.withdraw(q, "its decode request needs no KV from a peer")
-			h.forget(q)
+			h.goesOn(q)
 			return
 		}
 		h.stage(now, q, blocks, computed)
@@ -181,6 +202,8 @@ func (h *Half) Finished(now time.Time, id kv.RequestID, reason connector.FinishR
 		return true, nil // already finished; the lease goes on
 	case arrived, processing:
 		return h.finishProducer(now, q, reason, blocks, computedTokens)
+	case decoding:
+		return h.finishTurn(now, q, reason, blocks, computedTokens)
 	case shipped:
 		h.cancel(q, q.fail(connector.PhaseCancel, "the request was aborted while it waited for KV"))
 		q.aborted = true
@@ -203,7 +226,11 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 			continue
 		}
 		if h.cfg.Mode == kv.Pull {
-			m.Reads = append(m.Reads, connector.Read{Registration: q.registration, Remote: q.remote, RemoteBlocks: q.from, Readers: q.readers})
+			r := connector.Read{Registration: q.registration, Remote: q.remote, RemoteBlocks: q.from, Readers: q.readers}
+			if q.earlier != nil {
+				r.Earlier, r.Expiry = true, q.earlier.expiry
+			}
+			m.Reads = append(m.Reads, r)
 		} else {
 			m.Registrations = append(m.Registrations, q.registration)
 		}
@@ -266,7 +293,7 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 			return out
 		}
 		h.stats.Expired++
-		err := q.fail(connector.PhaseWait, "its prefill engine showed no progress for "+h.cfg.RegistrationTimeout.String()+
+		err := q.fail(connector.PhaseWait, "its "+q.peerRole()+" engine showed no progress for "+h.cfg.RegistrationTimeout.String()+
 			"; it may be overloaded or gone: look at its log and queue")
 		h.registrationDropped(q, "expired")
 		if q.state == staged {
@@ -289,22 +316,24 @@ func (h *Half) forget(q *request) {
 	q.state = gone
 }
 
-// end takes a request out of the ledger with its one outcome.
+// end gives a receive or a hold its one outcome. What was held or aborted leaves the ledger.
 func (h *Half) end(q *request) connector.Outcome {
 	o := connector.Outcome{ID: q.id, Err: q.err}
 	switch {
 	case q.state == held || q.aborted:
 		o.Kind = connector.Released
 		h.stats.Released++
+		h.forget(q)
 	case q.err != nil:
 		o.Kind = connector.ReceiveFailed
 		h.stats.Failed++
+		h.goesOn(q)
 	default:
 		o.Kind = connector.Received
 		o.Transfer = q.facts
 		h.stats.Received++
+		h.goesOn(q)
 	}
-	h.forget(q)
 	return o
 }
 

@@ -20,6 +20,8 @@ type model struct {
 	h     *Half
 	ranks int
 	pull  bool
+	both  bool // bidirectional
+	most  int  // fewer tokens than the threshold are not transferred
 	now   time.Time
 
 	running map[kv.RequestID]*modelRequest // arrived, the engine has not finished it
@@ -31,8 +33,9 @@ type model struct {
 type modelRequest struct {
 	id        kv.RequestID
 	producer  bool
+	earlier   bool // P: what a D kept may be read
 	prompt    int
-	remote    int // tokens that P keeps
+	remote    int // tokens that the peer keeps and the prompt shares
 	allocated bool
 	pending   bool // D: allocated with external tokens, Received or ReceiveFailed is owed
 	bornAt    time.Time
@@ -43,6 +46,9 @@ type modelRequest struct {
 	givenUp   bool      // D: nobody wants it any more
 	cancelled bool      // D: the workers were told so
 }
+
+// asks tells whether a peer may bring KV.
+func (q *modelRequest) asks() bool { return !q.producer || q.earlier }
 
 // modelWork is one rank's part; it outlives the request in the engine.
 type modelWork struct {
@@ -55,11 +61,14 @@ func TestLedgerAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 3).Draw(t, "ranks")
 		mode := rapid.SampledFrom([]kv.TransferMode{kv.Push, kv.Pull}).Draw(t, "mode")
-		h, err := New(Config{Engine: "E", Host: "e", Port: 1, TP: ranks, Role: connector.Both, Mode: mode, BlockSize: 4})
+		both := mode == kv.Pull && rapid.Bool().Draw(t, "bidirectional")
+		threshold := rapid.SampledFrom([]int{0, 6}).Draw(t, "threshold")
+		h, err := New(Config{Engine: "E", Host: "e", Port: 1, TP: ranks, Role: connector.Both, Mode: mode, BlockSize: 4, Bidirectional: both,
+			Clock: func(at time.Time) float64 { return float64(at.Unix()) }, RecomputeThreshold: threshold})
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &model{t: t, h: h, ranks: ranks, pull: mode == kv.Pull, now: time.Unix(1000, 0), running: map[kv.RequestID]*modelRequest{}, held: map[kv.RequestID]*modelRequest{}}
+		m := &model{t: t, h: h, ranks: ranks, pull: mode == kv.Pull, both: both, most: threshold, now: time.Unix(1000, 0), running: map[kv.RequestID]*modelRequest{}, held: map[kv.RequestID]*modelRequest{}}
 		for range ranks {
 			m.workers = append(m.workers, map[kv.RequestID]*modelWork{})
 		}
@@ -97,6 +106,15 @@ func (m *model) arrive(t *rapid.T) {
 			}
 		}
 	}
+	if q.producer && m.pull && rapid.Bool().Draw(t, "earlier") {
+		n := rapid.IntRange(0, 25).Draw(t, "earlier tokens")
+		q.earlier = true
+		if q.remote = n; n > q.prompt {
+			q.remote = q.prompt - q.prompt%4
+		}
+		r.Params = kv.TransferParams{DoRemoteDecode: true, RemoteEngineID: "D", RemoteRequestID: "R", RemoteHost: "d", RemotePort: 1, TPSize: m.ranks,
+			RemoteBlockIDs: kv.BlockIDs{{1, 2}}, RemoteNumTokens: n}
+	}
 	err := m.h.Arrived(m.now, r)
 	// A local request that is over for the Half may still run in the engine under its id; the
 	// engine never lets two live requests have one id.
@@ -128,9 +146,9 @@ func (m *model) allocate(t *rapid.T) {
 	computed := 4 * rapid.IntRange(0, (q.prompt-1)/4).Draw(t, "hit")
 	external := m.h.External(q.id, computed)
 	switch {
-	case (q.producer || q.allocated) && external != 0:
+	case (!q.asks() || q.allocated) && external != 0:
 		t.Fatalf("%d external tokens for request %s, which has none left", external, q.id)
-	case !q.producer && !q.allocated && external != m.external(q, computed):
+	case q.asks() && !q.allocated && external != m.external(q, computed):
 		t.Fatalf("%d external tokens for request %s with %d of %d computed", external, q.id, computed, q.prompt)
 	}
 	if q.pending {
@@ -154,6 +172,9 @@ func (m *model) external(q *modelRequest, computed int) int {
 	if m.pull && computed > 0 && q.prompt-computed <= 1 {
 		return 0 // the last token is computed here anyway
 	}
+	if q.earlier && !m.both || q.remote-computed < m.most {
+		return 0
+	}
 	return max(0, q.remote-computed)
 }
 
@@ -166,17 +187,22 @@ func (m *model) finish(t *rapid.T) {
 	n := rapid.IntRange(0, 6).Draw(t, "blocks")
 	hold, params := m.h.Finished(m.now, q.id, reason, kv.BlockIDs{make([]kv.BlockID, n)}, 4*n)
 	done := reason == connector.FinishLength || reason == connector.FinishStop
-	wantHold := q.producer && done && n > 0 || q.pending && q.shipped
+	computes := q.producer && (!q.earlier || q.allocated)   // P
+	goesOn := !q.producer && m.both && q.allocated && n > 0 // D, whose blocks are for the next turn
+	wantHold := (computes && n > 0 || goesOn) && done || q.pending && q.shipped
 	if hold != wantHold {
 		t.Fatalf("request %+v ends as %s with %d blocks: hold %v", *q, reason, n, hold)
 	}
-	if (params != nil) != (q.producer && done) {
+	if (params != nil) != ((computes || goesOn) && done) || params != nil && params.DoRemoteDecode == q.producer {
 		t.Fatalf("request %+v ends as %s: params %v", *q, reason, params)
+	}
+	if goesOn && done {
+		m.h.Kept(q.id, connector.Digest{1}, nil)
 	}
 	delete(m.running, q.id)
 	if hold {
 		m.held[q.id] = q
-		q.givenUp = q.givenUp || !q.producer
+		q.givenUp = q.givenUp || q.pending
 		if rapid.Bool().Draw(t, "abort again") {
 			if again, _ := m.h.Finished(m.now, q.id, connector.FinishAbort, nil, 0); !again {
 				t.Fatalf("a second end gives up the hold of %s", q.id)
@@ -193,7 +219,7 @@ func (m *model) metadata(t *rapid.T) {
 	asked := meta.Registrations
 	for _, r := range meta.Reads {
 		asked = append(asked, r.Registration)
-		if len(r.RemoteBlocks) != 1 || r.Remote != "R" || r.Readers != 1 {
+		if q := m.running[r.ID]; len(r.RemoteBlocks) != 1 || r.Remote != "R" || r.Readers != 1 || q == nil || r.Earlier != q.earlier {
 			t.Fatalf("read %+v", r)
 		}
 	}
@@ -213,7 +239,7 @@ func (m *model) metadata(t *rapid.T) {
 	}
 	for _, f := range meta.Finished {
 		q := m.held[f.ID]
-		if q == nil || !q.producer {
+		if q == nil || q.pending || f.Earlier == q.producer || f.Earlier && f.Digest != (connector.Digest{1}) {
 			t.Fatalf("finished %s, which is not held", f.ID)
 		}
 		m.give(f.ID, &modelWork{of: q, producer: true})
@@ -223,7 +249,7 @@ func (m *model) metadata(t *rapid.T) {
 		if q == nil {
 			q = m.held[id]
 		}
-		if q == nil || q.producer || !q.givenUp || q.cancelled {
+		if q == nil || !q.asks() || !q.givenUp || q.cancelled {
 			t.Fatalf("cancel of %s, which is %+v", id, q)
 		}
 		q.cancelled = true
@@ -346,7 +372,7 @@ func (m *model) outcomes(out []connector.Outcome) {
 			if q.reports != m.ranks {
 				m.t.Fatalf("%s is released after %d of %d reports", o.ID, q.reports, m.ranks)
 			}
-			if q.producer && (o.Err != nil) != q.failed {
+			if !q.pending && (o.Err != nil) != q.failed {
 				m.t.Fatalf("%s is released with %v; a rank failed: %v", o.ID, o.Err, q.failed)
 			}
 			delete(m.held, o.ID)
@@ -364,7 +390,7 @@ func (m *model) outcomes(out []connector.Outcome) {
 			if o.Kind == connector.ReceiveFailed && o.Err == nil {
 				m.t.Fatalf("%s failed without a reason", o.ID)
 			}
-			q.pending = false
+			q.pending, q.shipped, q.failed, q.givenUp, q.cancelled, q.reports = false, false, false, false, false, 0
 		}
 	}
 }
@@ -446,7 +472,9 @@ func TestConfigValidate(t *testing.T) {
 		"Engine": func(c *Config) { c.Engine = "" }, "Host": func(c *Config) { c.Host = "" }, "Port": func(c *Config) { c.Port = 70000 },
 		"TP": func(c *Config) { c.TP = -1 }, "ranks": func(c *Config) { c.TP, c.PP = maxRanks, 2 }, "Role": func(c *Config) { c.Role = "x" },
 		"BlockSize": func(c *Config) { c.BlockSize = 0 }, "Lease": func(c *Config) { c.Lease = -1 },
-		"RegistrationTimeout": func(c *Config) { c.RegistrationTimeout = -1 },
+		"RegistrationTimeout": func(c *Config) { c.RegistrationTimeout = -1 }, "RecomputeThreshold": func(c *Config) { c.RecomputeThreshold = -1 },
+		"DecoderBlocksTTL": func(c *Config) { c.DecoderBlocksTTL = -1 }, "Clock": func(c *Config) { c.Mode, c.Bidirectional = kv.Pull, true },
+		"Bidirectional": func(c *Config) { c.Bidirectional, c.Clock = true, func(time.Time) float64 { return 0 } },
 	} {
 		c := good
 		change(&c)

@@ -32,13 +32,13 @@ func (h *Half) finishProducer(now time.Time, q *request, reason connector.Finish
 	}
 	tokens = min(tokens, len(mine)*h.cfg.BlockSize)
 	held := kv.BlockIDs{mine}
-	h.hold(now, q, held, tokens)
+	h.hold(now, q, held, tokens, h.cfg.Lease)
 	return true, h.response(q, held.Clone(), tokens)
 }
 
 // hold stages the blocks for the workers, whose lease begins on delivery. The lease's generation is
 // beyond those of an earlier life of this engine, as long as its clock does not go back.
-func (h *Half) hold(now time.Time, q *request, blocks kv.BlockIDs, tokens int) {
+func (h *Half) hold(now time.Time, q *request, blocks kv.BlockIDs, tokens int, lease time.Duration) {
 	h.leases = max(h.leases+1, kv.Generation(max(now.UnixMicro(), 0)))
 	q.lease = h.leases
 	q.state = finished
@@ -49,7 +49,7 @@ func (h *Half) hold(now time.Time, q *request, blocks kv.BlockIDs, tokens int) {
 		TransferID: q.transfer,
 		Blocks:     blocks,
 		NumTokens:  tokens,
-		Lease:      h.cfg.Lease,
+		Lease:      lease,
 		Digest:     q.digest,
 		Generation: q.lease,
 	}

@@ -17,12 +17,13 @@ import (
 // The scenarios drive one Half with block size 4 and print all that comes out of it: results,
 // outcomes, events, the metadata after each command unless it says "keep", and the deadline.
 //
-//	new [role=prefill] [tp=2] [mode=pull]
+//	new [role=prefill] [tp=2] [mode=pull] [bidirectional] [threshold=8]
 //	at t=5
 //	arrive d1 decode tokens=10 [transfer=x] [remote=R] [without=host] [tp=2]   arrive p1 prefill tokens=10
 //	                                in pull: [from=(5,6,7)] [second=(8)] [remote-tokens=9] [readers=2] [mode=push]
+//	arrive p2 prefill tokens=10 from=(5,6) remote-tokens=9 [expiry=100] ...    what D kept of an earlier turn
 //	external d1 computed=4          allocate d1 blocks=(1,2,3) computed=4 external=6
-//	finish d1 reason=abort blocks=(1,2) [second=(3)] computed=10
+//	finish d1 reason=abort blocks=(1,2) [second=(3)] computed=10 [kept=2]      the number of digests by block
 //	sent p1 rank=0 [err]            received d1 rank=0 [err] [bytes=5]
 //	progress d1                     its prefill engine works on it
 //	meta                            take what was kept
@@ -30,7 +31,7 @@ func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		s := &scenario{start: time.Unix(1000, 0)}
 		s.now = s.start
-		s.reset(t, 1, connector.Both, kv.Push)
+		s.reset(t, Config{Role: connector.Both})
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 	})
 }
@@ -41,9 +42,11 @@ type scenario struct {
 	events     []event.Event
 }
 
-func (s *scenario) reset(t *testing.T, tp int, role connector.Role, mode kv.TransferMode) {
-	h, err := New(Config{Engine: "E", Host: "e", Port: 5600, TP: tp, Role: role, Mode: mode, BlockSize: 4,
-		Events: event.SinkFunc(func(e event.Event) { s.events = append(s.events, e) })})
+func (s *scenario) reset(t *testing.T, cfg Config) {
+	cfg.Engine, cfg.Host, cfg.Port, cfg.BlockSize = "E", "e", 5600, 4
+	cfg.Clock = func(at time.Time) float64 { return at.Sub(s.start).Seconds() }
+	cfg.Events = event.SinkFunc(func(e event.Event) { s.events = append(s.events, e) })
+	h, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +120,9 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			role = connector.Role(r)
 		}
 		mode, _ := arg(d, "mode")
-		s.reset(t, argInt(t, d, "tp", 1), role, kv.TransferMode(mode))
+		_, both := arg(d, "bidirectional")
+		s.reset(t, Config{TP: argInt(t, d, "tp", 1), Role: role, Mode: kv.TransferMode(mode), Bidirectional: both,
+			RecomputeThreshold: argInt(t, d, "threshold", 0)})
 	case "at":
 		s.now = s.start.Add(time.Duration(argInt(t, d, "t", 0)) * time.Second)
 		out = s.h.Expire(s.now)
@@ -137,6 +142,12 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			fmt.Fprintf(&b, "answer prefill=%v decode=%v blocks=%v engine=%s request=%s at %s:%d tp=%d dcp=%d pp=%d tokens=%d mode=%s lease=%v\n",
 				p.DoRemotePrefill, p.DoRemoteDecode, p.RemoteBlockIDs, p.RemoteEngineID, p.RemoteRequestID, p.RemoteHost, p.RemotePort,
 				p.TPSize, p.DCPSize, p.PPSize, p.RemoteNumTokens, p.Mode, p.Lease)
+			if p.RemoteBlocksExpiry != nil {
+				fmt.Fprintf(&b, "expiry %v\n", *p.RemoteBlocksExpiry)
+			}
+		}
+		if n := argInt(t, d, "kept", -1); n >= 0 {
+			s.h.Kept(id, connector.Digest{9}, make([]connector.Digest, n))
 		}
 	case "sent":
 		out = s.h.Update(s.now, connector.WorkerOutput{Rank: rank, Sent: []connector.SentReport{{ID: id, Err: failure}}})
@@ -181,12 +192,18 @@ func (s *scenario) request(t *testing.T, d *datadriven.TestData, id kv.RequestID
 	if x, ok := arg(d, "transfer"); ok {
 		r.Params.TransferID = kv.TransferID(x)
 	}
-	if _, ok := arg(d, "prefill"); ok {
-		r.Params.DoRemoteDecode = true
-	}
-	if _, ok := arg(d, "decode"); ok {
+	_, prefill := arg(d, "prefill")
+	_, decode := arg(d, "decode")
+	r.Params.DoRemoteDecode, r.Params.DoRemotePrefill = prefill, decode
+	if _, named := arg(d, "from"); decode || named {
 		p := &r.Params
-		p.DoRemotePrefill = true
+		if prefill {
+			r.Earlier = connector.Digest{8}
+		}
+		if n := argInt(t, d, "expiry", -1); n >= 0 {
+			at := float64(n)
+			p.RemoteBlocksExpiry = &at
+		}
 		p.RemoteEngineID, p.RemoteRequestID, p.RemoteHost, p.RemotePort, p.TPSize = "Q", "R", "q", 5600, argInt(t, d, "tp", 1)
 		p.PPSize = argInt(t, d, "pp", 1)
 		p.Lease = kv.Generation(argInt(t, d, "lease", 0))
@@ -227,8 +244,8 @@ func (s *scenario) showMeta(b *strings.Builder) {
 			r.ID, r.TransferID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease))
 	}
 	for _, r := range m.Reads {
-		fmt.Fprintf(b, "META read %s into %v from token %d of %d prompt %d out of %s %v readers %d with %s at %s:%d tp %d pp %d%s\n",
-			r.ID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Remote, r.RemoteBlocks, r.Readers, r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease))
+		fmt.Fprintf(b, "META read %s into %v from token %d of %d prompt %d out of %s %v readers %d with %s at %s:%d tp %d pp %d%s%s\n",
+			r.ID, r.Blocks, r.StartToken, r.NumTokens, r.Digest[0], r.Remote, r.RemoteBlocks, r.Readers, r.Peer.Engine, r.Peer.Host, r.Peer.Port, r.Peer.TP, r.Peer.PP, leaseText(r.Lease), earlierText(&r))
 	}
 	for _, q := range m.Queued {
 		fmt.Fprintf(b, "META queue %s transfer=%q prompt %d\n", q.ID, q.TransferID, q.Digest[0])
@@ -237,7 +254,11 @@ func (s *scenario) showMeta(b *strings.Builder) {
 		fmt.Fprintf(b, "META process %s\n", id)
 	}
 	for _, f := range m.Finished {
-		fmt.Fprintf(b, "META finish %s transfer=%q blocks=%v tokens=%d lease=%v prompt %d\n", f.ID, f.TransferID, f.Blocks, f.NumTokens, f.Lease, f.Digest[0])
+		fmt.Fprintf(b, "META finish %s transfer=%q blocks=%v tokens=%d lease=%v prompt %d", f.ID, f.TransferID, f.Blocks, f.NumTokens, f.Lease, f.Digest[0])
+		if f.Earlier {
+			fmt.Fprintf(b, " for the next turn, %d prefixes", len(f.Prefixes))
+		}
+		b.WriteString("\n")
 	}
 	for _, x := range m.Dropped {
 		fmt.Fprintf(b, "META drop %s transfer=%q: %s\n", x.ID, x.TransferID, x.Reason)
@@ -255,6 +276,16 @@ func (s *scenario) showMeta(b *strings.Builder) {
 		}
 		b.WriteString("\n")
 	}
+}
+
+func earlierText(r *connector.Read) string {
+	switch {
+	case !r.Earlier:
+		return ""
+	case r.Expiry == nil:
+		return " of an earlier turn"
+	}
+	return fmt.Sprintf(" of an earlier turn, expiry %v", *r.Expiry)
 }
 
 func leaseText(g kv.Generation) string {

@@ -95,6 +95,8 @@ type options struct {
 	host    string // default the same
 	old     bool   // announces PUSH_FAIL only
 	mode    kv.TransferMode
+	both    bool          // bidirectional
+	ttl     time.Duration // how long D keeps blocks for a next turn
 }
 
 func (c *cluster) engine(id string, o options) *engine {
@@ -124,7 +126,8 @@ func (c *cluster) engine(id string, o options) *engine {
 	e.listener, err = peer.NewListener(c.net.listen(net.JoinHostPort(e.host, "5600")), peer.ListenerConfig{})
 	must(err)
 	e.half, err = scheduler.New(scheduler.Config{Engine: e.id, Host: e.host, Port: 5600, TP: o.tp, Role: o.role, Mode: o.mode,
-		BlockSize: testBlockSize, Lease: o.lease, RegistrationTimeout: o.timeout, Events: e.trace})
+		BlockSize: testBlockSize, Lease: o.lease, RegistrationTimeout: o.timeout, Bidirectional: o.both, DecoderBlocksTTL: o.ttl,
+		Clock: peer.At, Events: e.trace})
 	must(err)
 	for i := range o.tp {
 		r := &rank{name: agent.Name(fmt.Sprintf("%s.%d", o.agents, i))}

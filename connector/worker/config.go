@@ -66,6 +66,10 @@ type Config struct {
 	// Default a quarter of the rank's blocks.
 	QuarantineBlocks int
 
+	// Clock tells what the clock of our side channel shows at a moment, in seconds: peers' offsets are
+	// from it. Default peer.At.
+	Clock func(time.Time) float64
+
 	// Events takes what happens; default event.Discard.
 	Events event.Sink
 }
@@ -104,6 +108,9 @@ func (c Config) withDefaults() Config {
 		if len(c.Layout.Regions) > 0 {
 			c.QuarantineBlocks = max(1, c.Layout.Regions[0].NumBlocks/max(c.Layout.Ratio, 1)/4)
 		}
+	}
+	if c.Clock == nil {
+		c.Clock = peer.At
 	}
 	if c.Events == nil {
 		c.Events = event.Discard

@@ -85,6 +85,11 @@
 // until D acknowledges that it reads no more, or its connection is gone. A stock P lends without a
 // claim; that its lease held, D cannot know.
 //
+// For the next turn of a conversation D is the lender and P the reader (pull_earlier.go). D compares the
+// digest of the tokens that are wanted with its own, and its lease becomes no longer by beats or claims. P does
+// not begin to read in the last five seconds, by the offset of the clocks that the handshake has found, and
+// takes nothing from a stock D that came after D's time: unlike a stock P, that has said when it ends.
+//
 // # Strangers
 //
 // Agent names and engine addresses are public. A message counts as P's sign of life, and its connection as

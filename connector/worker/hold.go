@@ -20,6 +20,9 @@ type hold struct {
 	have     geometry.Have
 	gen      kv.Generation // of the lease
 
+	earlier  bool               // kept by D for the next turn of a conversation
+	prefixes []connector.Digest // then, of its first block, its first two blocks and so on
+
 	lease   deadline.Item[any]
 	taken   bool // nothing was wrong with it
 	expired bool // while its transfer runs, whose end ends the hold
@@ -55,7 +58,7 @@ func (m *machine) startHold(now time.Time, f connector.FinishedBlocks) {
 	h := &hold{id: f.ID, identity: identity{transfer: f.TransferID, id: f.ID, digest: f.Digest, hasDigest: true}}
 	h.lease.Value = h
 	m.producer.holds[f.ID] = h
-	h.gen = f.Generation
+	h.gen, h.earlier, h.prefixes = f.Generation, f.Earlier, f.Prefixes
 	m.producer.newestLease = max(m.producer.newestLease, f.Generation)
 	cancelled := m.producer.endPrefill(f.ID)
 	switch {
@@ -128,6 +131,14 @@ func digits(s string) bool {
 }
 
 const leaseOver = "its lease ended before a decode engine had taken the KV"
+
+// leaseOver is what D and P are told of a hold whose lease has ended.
+func (h *hold) leaseOver() string {
+	if h.earlier {
+		return "it was kept for the next turn of its conversation, which did not begin in time"
+	}
+	return leaseOver
+}
 
 // leaseExpired ends a hold, or leaves that to the transfer that reads its blocks.
 func (m *machine) leaseExpired(now time.Time, h *hold) {

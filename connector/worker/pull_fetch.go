@@ -48,6 +48,7 @@ type fetch struct {
 	result   *agent.Result
 	recalled uint64           // the number of P's message that asks for our word that we do not read
 	told     bool             // P has nothing to do for it any more
+	late     bool             // D gives its blocks back too soon to begin
 	failed   *connector.Error // why it is given up; it ends when its transfer has stopped
 
 	due deadline.Item[any]
@@ -119,6 +120,8 @@ func (m *machine) fetchConnected(serial uint64, p *remote) {
 	switch {
 	case f.plan.Blocks == 0:
 		m.completeFetch(f)
+	case m.tooLate(f):
+		m.declineFetch(f)
 	case p.stock:
 		m.postRead(f)
 	case !p.claims:
@@ -163,7 +166,7 @@ func (m *machine) sendClaim(f *fetch) {
 func (m *machine) fetchDue(f *fetch) {
 	switch {
 	case f.state == fetchConnecting:
-		m.failFetch(f, connector.PhaseWait, fmt.Sprintf("its prefill engine was not reached within %v", m.timeout()+backstop))
+		m.failFetch(f, connector.PhaseWait, fmt.Sprintf("its %s engine was not reached within %v", f.lender(), m.timeout()+backstop))
 	case f.state == fetchClaiming && f.tries >= maxClaimTries:
 		m.stats.PeersSilent++
 		m.failFetch(f, connector.PhaseWait, fmt.Sprintf(
@@ -206,7 +209,7 @@ func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	if w.Phase == string(connector.PhaseParams) {
 		phase = connector.PhaseParams
 	}
-	m.failFetch(f, phase, "the prefill engine does not let us read it: "+w.Reason)
+	m.failFetch(f, phase, "the "+f.lender()+" engine does not let us read it: "+w.Reason)
 }
 
 // postRead hands a READ to the agent, behind those to the same peer that wait for room.
@@ -221,6 +224,13 @@ func (m *machine) postRead(f *fetch) {
 }
 
 func (m *machine) handRead(f *fetch) {
+	if m.tooLate(f) {
+		f.state = fetchQueued // nothing moves
+		m.declineFetch(f)
+		m.fetcher.busy.answered(f.serial, f.remote.name(), false)
+		m.nextRead()
+		return
+	}
 	f.state = fetchPosting
 	m.do(read{f.serial, f.remote, f.plan, f.grant, m.readDone(f.want.Remote, f.want.Readers)})
 }
@@ -324,6 +334,9 @@ func (m *machine) readStopped(s agent.Stopped) bool {
 	case f.result.Outcome == agent.OutcomeDone && f.result.Bytes < f.plan.Bytes:
 		f.told = true // by the notification
 		m.failFetch(f, connector.PhaseTransfer, fmt.Sprintf("%d of %d bytes were read", f.result.Bytes, f.plan.Bytes))
+	case f.result.Outcome == agent.OutcomeDone && m.mayBeStale(f):
+		f.told = true
+		m.failFetch(f, connector.PhaseLease, "the decode engine may have used the blocks again before they were read")
 	case f.result.Outcome == agent.OutcomeDone:
 		m.completeFetch(f)
 	case f.failed != nil:
@@ -413,7 +426,7 @@ func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 }
 
 func (m *machine) reportFailedRead(f *fetch, err *connector.Error) {
-	m.emit(event.ReceiveFailed{Request: f.want.ID, Peer: f.want.Peer.Engine, Phase: string(err.Phase), Err: err})
+	m.emit(event.ReceiveFailed{Request: f.want.ID, Peer: f.want.Peer.Engine, Phase: string(err.Phase), Expired: f.late, Err: err})
 	m.do(reportReceived{connector.ReceiveReport{ID: f.want.ID, Err: err}})
 	m.stats.ReceivesFailed++
 }
@@ -438,7 +451,7 @@ func (m *machine) fetchesLost(name agent.Name, err error) {
 	for _, f := range m.fetcher.inOrder() {
 		if f.remote != nil && f.remote.name() == name && (f.state == fetchClaiming || f.state == fetchQueued) {
 			f.told = true
-			m.failFetch(f, connector.PhaseTransfer, fmt.Sprintf("the prefill engine's agent is gone: %v", err))
+			m.failFetch(f, connector.PhaseTransfer, fmt.Sprintf("the %s engine's agent is gone: %v", f.lender(), err))
 		}
 	}
 }

@@ -33,16 +33,19 @@ type pullWorld struct {
 	outcomes  map[agent.TransferID]agent.Outcome
 	done      map[kv.RequestID]bool // whose READ ended well
 	next      agent.TransferID
+	expiry    map[kv.RequestID]time.Time // of reads from a D that has said so
+	stock     map[kv.RequestID]bool      // was read from a stock engine
 
-	holds  map[kv.RequestID]time.Time // finished, no report yet: when the lease ends at the latest
-	blocks map[kv.RequestID]kv.BlockID
-	grants map[agent.GrantID]kv.RequestID // live: of which hold
-	lent   uint64
-	serial int
+	earlier map[kv.RequestID]bool      // holds for a next turn
+	holds   map[kv.RequestID]time.Time // finished, no report yet: when the lease ends at the latest
+	blocks  map[kv.RequestID]kv.BlockID
+	grants  map[agent.GrantID]kv.RequestID // live: of which hold
+	lent    uint64
+	serial  int
 }
 
 func TestPullInvariants(t *testing.T) {
-	for i := range 10 { // a thousand runs
+	for i := range 40 { // four thousand runs
 		t.Run(fmt.Sprint(i), func(t *testing.T) { rapid.Check(t, pullInvariants) })
 	}
 }
@@ -53,7 +56,8 @@ func pullInvariants(t *rapid.T) {
 	w := &pullWorld{t: t, m: newMachine(cfg), now: time.Unix(1000, 0), flights: map[connector.PeerAddr]bool{}, pins: map[*remote]int{},
 		reads: map[kv.RequestID]bool{}, transfers: map[agent.TransferID]uint64{}, fetchOf: map[uint64]kv.RequestID{},
 		outcomes: map[agent.TransferID]agent.Outcome{}, done: map[kv.RequestID]bool{}, holds: map[kv.RequestID]time.Time{},
-		blocks: map[kv.RequestID]kv.BlockID{}, grants: map[agent.GrantID]kv.RequestID{}}
+		expiry: map[kv.RequestID]time.Time{}, stock: map[kv.RequestID]bool{}, earlier: map[kv.RequestID]bool{}, blocks: map[kv.RequestID]kv.BlockID{}, grants: map[agent.GrantID]kv.RequestID{}}
+	w.m.cfg.Clock = func(at time.Time) float64 { return float64(at.Unix()) }
 	w.m.irrevocable = rapid.IntRange(0, 2).Draw(t, "irrevocable") == 0
 	t.Repeat(map[string]func(*rapid.T){
 		"read":     w.read,
@@ -137,6 +141,9 @@ func (w *pullWorld) carryOut(a action) input {
 		if a.Err == nil && !w.done[a.ID] {
 			w.t.Fatalf("%s is reported as received, but nothing of it was", a.ID)
 		}
+		if end, ok := w.expiry[a.ID]; ok && a.Err == nil && w.stock[a.ID] && !w.now.Before(end) {
+			w.t.Fatalf("%s is reported as received of a stock engine that may have used the blocks again", a.ID)
+		}
 	case reportProgress:
 		if !w.reads[a.id] {
 			w.t.Fatalf("progress of %s, which is not read", a.id)
@@ -174,6 +181,10 @@ func (w *pullWorld) post(a read) input {
 		return readPosted{a.fetch, 0, errors.New("refused")}
 	}
 	f := w.m.fetcher.fetches[a.fetch]
+	if end, ok := w.expiry[f.want.ID]; ok && !w.now.Add(expiryMargin).Before(end) {
+		w.t.Fatalf("%s is read %v before its peer gives the blocks back", f.want.ID, end.Sub(w.now))
+	}
+	w.stock[f.want.ID] = a.remote.stock
 	w.next++
 	w.transfers[w.next] = a.fetch
 	w.fetchOf[a.fetch] = f.want.ID
@@ -195,9 +206,15 @@ func (w *pullWorld) read(t *rapid.T) {
 		from = nil
 	}
 	w.reads[id] = true
-	w.step(stepMeta{connector.StepMeta{Reads: []connector.Read{{
+	r := connector.Read{
 		Registration: connector.Registration{ID: id, Blocks: kv.BlockIDs{{3, 4}}, NumTokens: 8, Peer: addrOf(w.engine(t))},
-		Remote:       "p", RemoteBlocks: from, Readers: rapid.IntRange(1, 3).Draw(t, "readers")}}}})
+		Remote:       "p", RemoteBlocks: from, Readers: rapid.IntRange(1, 3).Draw(t, "readers")}
+	if r.Earlier = rapid.Bool().Draw(t, "earlier"); r.Earlier && rapid.Bool().Draw(t, "expiry told") {
+		w.expiry[id] = w.now.Add(time.Duration(rapid.SampledFrom([]int{5, 6, 21, 60}).Draw(t, "expiry")) * time.Second)
+		at := float64(w.expiry[id].Unix())
+		r.Expiry = &at
+	}
+	w.step(stepMeta{connector.StepMeta{Reads: []connector.Read{r}}})
 }
 
 func (w *pullWorld) cancelRead(t *rapid.T) {
@@ -218,8 +235,12 @@ func (w *pullWorld) finish(t *rapid.T) {
 	}
 	w.blocks[id] = b
 	w.holds[id] = w.now.Add(30 * time.Second)
-	w.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: id, Blocks: kv.BlockIDs{{b, b + 1}}, NumTokens: 8,
-		Lease: 30 * time.Second, Generation: 1}}}})
+	f := connector.FinishedBlocks{ID: id, Blocks: kv.BlockIDs{{b, b + 1}}, NumTokens: 8, Lease: 30 * time.Second, Generation: 1, Digest: connector.Digest{1}}
+	if f.Earlier = rapid.Bool().Draw(t, "earlier"); f.Earlier {
+		w.earlier[id] = true
+		f.Prefixes = []connector.Digest{{2}, {1}}
+	}
+	w.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{f}}})
 }
 
 func (w *pullWorld) withdraw(t *rapid.T) {
@@ -238,7 +259,7 @@ func (w *pullWorld) connect(t *rapid.T) {
 		return
 	}
 	c := (&scenario{}).peerOf(string(addr.Engine))
-	if rapid.IntRange(0, 5).Draw(t, "stock") == 0 {
+	if rapid.IntRange(0, 2).Draw(t, "stock") == 0 {
 		c.Ranks[0].Meta.Extension = nil
 	}
 	if g := w.m.remotes[addr.Engine]; g != nil {
@@ -272,7 +293,11 @@ func (w *pullWorld) claim(t *rapid.T) {
 	b := w.blocks[id]
 	c := &wire.Claim{Seq: uint64(rapid.IntRange(1, 9).Draw(t, "seq")), From: wire.Sender{Engine: kv.EngineID(engine), Host: "h", Port: 5600, TP: 1},
 		RegistrationRef: refOf(id, kv.Generation(rapid.IntRange(1, 12).Draw(t, "number"))), Lease: kv.Generation(rapid.IntRange(0, 2).Draw(t, "lease")),
-		Tokens: 8, Readers: rapid.IntRange(1, 3).Draw(t, "readers"), Blocks: wire.BlocksDigest(kv.BlockIDs{{b, b + 1}})}
+		Tokens: 8, Readers: rapid.IntRange(1, 3).Draw(t, "readers"), Blocks: wire.BlocksDigest(kv.BlockIDs{{b, b + 1}}), Digest: connector.Digest{1}}
+	part := rapid.IntRange(0, 3).Draw(t, "part") == 0
+	if part { // the first block of what is kept for a next turn; of any other hold, nothing
+		c.Tokens, c.Digest = 4, connector.Digest{byte(rapid.IntRange(1, 2).Draw(t, "digest"))}
+	}
 	if rapid.IntRange(0, 5).Draw(t, "other blocks") == 0 {
 		c.Blocks[0]++
 	}
@@ -281,7 +306,10 @@ func (w *pullWorld) claim(t *rapid.T) {
 	if (c.Lease == 2 || c.Blocks != wire.BlocksDigest(kv.BlockIDs{{b, b + 1}})) && len(w.grants) > before {
 		t.Fatalf("a claim that does not fit was granted: %+v", c)
 	}
-	if end, ok := w.holds[id]; ok { // at most
+	if part && (!w.earlier[id] || c.Digest[0] == 1) && len(w.grants) > before {
+		t.Fatalf("a claim of other tokens was granted: %+v", c)
+	}
+	if end, ok := w.holds[id]; ok && !w.earlier[id] { // at most
 		w.holds[id] = later(end, w.now.Add(20*time.Second))
 	}
 }
@@ -360,13 +388,13 @@ func (w *pullWorld) lose(t *rapid.T) {
 func (w *pullWorld) beat(t *rapid.T) {
 	engine, id := w.engine(t), w.hold(t)
 	w.say(agentOf(engine), &wire.Beat{Seq: 1, From: wire.Sender{Engine: kv.EngineID(engine), Host: "h", Port: 5600, TP: 1}, Names: []kv.RequestID{id}})
-	if end, ok := w.holds[id]; ok {
+	if end, ok := w.holds[id]; ok && !w.earlier[id] {
 		w.holds[id] = later(end, w.now.Add(20*time.Second))
 	}
 }
 
 func (w *pullWorld) time(t *rapid.T) {
-	w.now = w.now.Add(time.Duration(rapid.SampledFrom([]int{0, 1, 5, 20, 31}).Draw(t, "seconds")) * time.Second)
+	w.now = w.now.Add(time.Duration(rapid.SampledFrom([]int{0, 1, 5, 11, 20, 31}).Draw(t, "seconds")) * time.Second)
 	w.step(tick{})
 }
 

@@ -104,15 +104,17 @@ func (m *machine) unclaimable(h *hold, c *wire.Claim) (connector.Phase, string) 
 	case m.cfg.Mode != kv.Pull:
 		return connector.PhaseHandshake, fmt.Sprintf("engine %q has the mode push; start both engines with the same --mode", m.cfg.Engine)
 	case h == nil:
-		return connector.PhaseLease, fmt.Sprintf("engine %q does not keep request %s: its lease of %v has ended, its KV was taken already, or it never was here",
-			m.cfg.Engine, c.ID, m.cfg.Lease)
+		return connector.PhaseLease, fmt.Sprintf("engine %q does not keep request %s: its lease has ended, its KV was taken already, or it never was here",
+			m.cfg.Engine, c.ID)
 	case h.expired:
 		return connector.PhaseLease, "its lease has ended"
 	case c.Lease != 0 && c.Lease != h.gen:
 		return connector.PhaseLease, fmt.Sprintf("lease %d of its hand-off parameters has ended; the request's lease is %d", c.Lease, h.gen)
-	case connector.Digest(c.Digest) != h.identity.digest:
+	case h.earlier && !h.shares(c, m.cfg.Layout):
+		return connector.PhaseParams, fmt.Sprintf("the prompt does not begin with the %d tokens of the earlier turn that were asked for", c.Tokens)
+	case !h.earlier && connector.Digest(c.Digest) != h.identity.digest:
 		return connector.PhaseParams, "the prompts differ"
-	case c.Tokens != h.have.NumTokens:
+	case !h.earlier && c.Tokens != h.have.NumTokens:
 		return connector.PhaseParams, fmt.Sprintf("the decode engine counts %d tokens, ours has %d", c.Tokens, h.have.NumTokens)
 	case c.Blocks != wire.BlocksDigest(kv.BlockIDs{h.have.Blocks}):
 		return connector.PhaseParams, "remote_block_ids are not the blocks of this request"
@@ -219,7 +221,7 @@ func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
 	if x == nil || x.ended {
 		return // it was refused, or has ended with its hold
 	}
-	x.hold.loan.reason = "the decode engine gave it up: " + c.Reason
+	x.hold.loan.reason = "the " + x.hold.reader() + " engine gave it up: " + c.Reason
 	m.endClaim(x)
 	m.emit(event.ClaimEnded{Request: x.hold.id, Peer: x.addr.Engine, How: "cancelled"})
 	m.settleLoan(x.hold)
@@ -259,7 +261,7 @@ func (m *machine) settleLoan(h *hold) {
 	switch {
 	case l.active():
 	case h.expired:
-		m.endHold(h, connector.PhaseLease, leaseOver, "expired")
+		m.endHold(h, connector.PhaseLease, h.leaseOver(), "expired")
 	case l.done < max(l.readers, 1):
 	case l.sent:
 		m.endHold(h, "", "", "sent")
@@ -283,7 +285,7 @@ func (m *machine) loanExpired(h *hold) {
 		}
 		return
 	}
-	m.endHold(h, connector.PhaseLease, leaseOver, "expired")
+	m.endHold(h, connector.PhaseLease, h.leaseOver(), "expired")
 }
 
 // recall asks a D for its word that it does not read any more: its acknowledgement.
@@ -293,7 +295,7 @@ func (m *machine) recall(x *claim) {
 			return
 		}
 		x.recall = m.send(r, "recall", 0, func(seq uint64) wire.Notification {
-			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(connector.PhaseLease), Reason: leaseOver}
+			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(connector.PhaseLease), Reason: x.hold.leaseOver()}
 		})
 		if x.recall != nil {
 			x.recall.claim = x.serial
@@ -336,7 +338,7 @@ func (m *machine) claimsLost(name agent.Name, conn kv.Generation) bool {
 	for _, x := range gone {
 		h := x.hold
 		x.ended = true
-		m.revokeClaim(x, "the decode engine is gone")
+		m.revokeClaim(x, "the "+h.reader()+" engine is gone")
 		m.forgetClaim(x)
 		h.loan.claims = slices.DeleteFunc(h.loan.claims, func(y *claim) bool { return y == x })
 		if h.expired {

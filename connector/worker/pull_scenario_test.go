@@ -20,6 +20,12 @@ func (s *scenario) readMeta(t *testing.T, d *datadriven.TestData, m *connector.S
 	for i := range m.Withdrawn {
 		m.Withdrawn[i].Readers = readers
 	}
+	if n := argInt(t, d, "prefixes", -1); n >= 0 {
+		m.Finished[0].Earlier = true
+		for i := range n {
+			m.Finished[0].Prefixes = append(m.Finished[0].Prefixes, connector.Digest{100 + byte(i)})
+		}
+	}
 	if !ok {
 		return
 	}
@@ -29,6 +35,11 @@ func (s *scenario) readMeta(t *testing.T, d *datadriven.TestData, m *connector.S
 			NumTokens: argInt(t, d, "tokens", 0), Digest: digest, Peer: peer, Lease: kv.Generation(argInt(t, d, "lease", 0))},
 		Remote: kv.RequestID(remote), RemoteBlocks: kv.BlockIDs{blockList(t, d, from)}, Readers: readers,
 	}}
+	_, m.Reads[0].Earlier = arg(d, "earlier")
+	if n := argInt(t, d, "expiry", -1); n >= 0 {
+		at := float64(n)
+		m.Reads[0].Expiry = &at
+	}
 }
 
 // claimMessage is a control message of pull, or nil.

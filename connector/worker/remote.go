@@ -20,10 +20,11 @@ type remote struct {
 	gen      kv.Generation
 	agent    agent.Peer
 	layout   geometry.Layout
-	stock    bool  // no kvferry
-	pushFail bool  // understands PUSH_FAIL
-	control  bool  // understands control messages
-	claims   bool  // and lends blocks
+	stock    bool // no kvferry
+	pushFail bool // understands PUSH_FAIL
+	control  bool // understands control messages
+	claims   bool // and lends blocks
+	clock    peer.ClockSample
 	err      error // why no KV can be moved between it and us; nil if it can
 }
 
@@ -37,7 +38,7 @@ func (m *machine) remoteOf(addr connector.PeerAddr, c *peer.Connected) *remote {
 		}
 		m.forgetRemote(r)
 	}
-	r := &remote{engine: c.Engine, gen: c.Gen, addr: addr}
+	r := &remote{engine: c.Engine, gen: c.Gen, addr: addr, clock: c.Clock}
 	rank, ok := c.Rank(m.cfg.Rank)
 	if !ok {
 		r.err = fmt.Errorf("engine %q has no rank PP %d, TP %d", c.Engine, m.cfg.Rank.PP, m.cfg.Rank.TP)

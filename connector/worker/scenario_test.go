@@ -26,7 +26,7 @@ import (
 //	meta finish=p1 blocks=4,5 tokens=8 transfer=x digest=1 lease=30
 //	meta queue=p1 transfer=x digest=1 | withdraw=d1 transfer=x remote=R peer=Q
 //	meta process=p1 | drop=p1 transfer=x | cancel=d1 | beat=d1,x peer=Q | beat=none
-//	connected Q gen=1 [stock] [size=8] [agent=q.0]   connect-failed Q
+//	connected Q gen=1 [stock] [size=8] [agent=q.0] [offset=100]   connect-failed Q
 //	granted receive=1 [err]     register-failed receive=1
 //	posted push=1 transfer=1 | busy | err            result transfer=1 outcome=done   stopped transfer=1
 //	notify from=q.0 registration=d1 blocks=7,8 start=0 tokens=8 transfer=x digest=1 gen=1 [stock] [tp=2] [engine=Q]
@@ -34,7 +34,8 @@ import (
 //	notify from=q.0 alive=(x,y) refs=(d1:1) seq=4          a beat, with registrations and their generations
 //	notify from=q.0 state=running id=d1 gen=1 seq=4        notify from=q.0 cancel=d1 gen=1 seq=5 [transfer=x] [remote=R]
 //	notify from=q.0 failed=d1 gen=1 phase=lease seq=5      notify from=q.0 ack=5
-//	in files named pull…: meta read=d1 blocks=1,2 from=7,8 start=0 tokens=8 remote=p1 [lease=5] [readers=2]
+//	in files named pull…: meta read=d1 blocks=1,2 from=7,8 start=0 tokens=8 remote=p1 [lease=5] [readers=2] [earlier] [expiry=480]
+//	meta finish=d1 … prefixes=2            D keeps it for the next turn; digests 100, 101
 //	lent claim=1 [err]          read-posted fetch=1 transfer=1 | busy | err
 //	notify from=q.0 claim=p1 gen=1 seq=4 blocks=7,8 tokens=8 digest=1 [lease=5] [readers=2]
 //	notify from=q.0 claimed=p1 gen=1 grant=9 seq=4
@@ -45,7 +46,9 @@ func TestScenarios(t *testing.T) {
 		if strings.Contains(path, "pull") {
 			cfg.Mode = kv.Pull
 		}
-		s := &scenario{m: newMachine(cfg), start: time.Unix(1000, 0)}
+		s := &scenario{start: time.Unix(1000, 0)}
+		cfg.Clock = func(at time.Time) float64 { return at.Sub(s.start).Seconds() }
+		s.m = newMachine(cfg)
 		s.now = s.start
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			in := s.input(t, d)
@@ -237,6 +240,7 @@ func (s *scenario) connected(t *testing.T, d *datadriven.TestData) *peer.Connect
 	if _, old := arg(d, "nocontrol"); old {
 		r.Meta.Extension.Capabilities = []string{PushFailCapability}
 	}
+	c.Clock.Offset = float64(argInt(t, d, "offset", 0))
 	c.Gen = kv.Generation(argInt(t, d, "gen", 1))
 	r.Agent.ID.Gen = c.Gen
 	return c

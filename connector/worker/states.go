@@ -336,8 +336,12 @@ func (m *machine) extend(names []kv.RequestID) {
 	}
 }
 
-// extendLease guarantees a hold two thirds of a lease from now on.
+// extendLease guarantees a hold two thirds of a lease from now on. What is kept for a next turn is not
+// kept longer: nobody waits for it.
 func (m *machine) extendLease(h *hold) {
+	if h.earlier {
+		return
+	}
 	until := m.now.Add(connector.LeaseExtension(m.cfg.Lease))
 	at, running := h.lease.At()
 	if !running || !at.Before(until) {

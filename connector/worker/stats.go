@@ -11,6 +11,7 @@ type Stats struct {
 	RegistrationsRepeated uint64 // P had not acknowledged them
 	CancelsSent           uint64
 	ClaimsSent            uint64 // copies included
+	ReadsDeclined         uint64 // not begun, because D gives the blocks back too soon
 	PeersSilent           uint64 // receives that failed because nothing was heard of P
 	Quarantines           uint64 // receives whose blocks had to wait for P's word
 

@@ -191,6 +191,11 @@ func (m *Metrics) notificationDropped(e event.NotificationDropped) {
 // transfer of its own. A cancelled request is no failure.
 func (m *Metrics) receiveFailed(e event.ReceiveFailed) {
 	m.own.receives.WithLabelValues(known(e.Phase, phases...)).Inc()
+	if e.Expired {
+		m.failed(failLease)
+		m.stock.expiredRequests.Inc()
+		return
+	}
 	switch connector.Phase(e.Phase) {
 	case connector.PhaseHandshake, connector.PhaseCancel:
 	case connector.PhaseTransfer:
