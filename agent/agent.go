@@ -196,3 +196,12 @@ type Agent interface {
 	// Close. Notifications that were not read by then may be dropped.
 	Close() error
 }
+
+// Namer is an Agent that can tell whom AddPeer would add. Every agent here is one; who has several users
+// of one agent, such as the sessions of hosts that do not trust each other, keeps one of them from
+// replacing another's peer with it.
+type Namer interface {
+	// PeerNames are the names under which AddPeer might add the peer, one for each of its offers that
+	// can be read. The peer is not asked.
+	PeerNames(PeerInfo) []Name
+}

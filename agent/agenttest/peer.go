@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -113,6 +114,27 @@ func peerDies(s *suite) {
 	}
 	if err := x.p.Notify(x.p.peers[x.d].ID, []byte("m")); err == nil {
 		s.Error("a lost peer was notified")
+	}
+}
+
+// Who would be added is known without adding anybody.
+func namesBeforeAdmission(s *suite) {
+	p, d := s.add(), s.add()
+	n, ok := p.Agent.(agent.Namer)
+	if !ok {
+		s.Fatalf("%T does not name peers", p.Agent)
+	}
+	for name, info := range map[string]agent.PeerInfo{
+		"no offers":    {},
+		"garbage blob": {Offers: []agent.Offer{{Transport: "carrier pigeon", Blob: bytes.Repeat([]byte{0xff}, 300)}}},
+	} {
+		if got := n.PeerNames(info); len(got) > 0 {
+			s.Errorf("%s: named %q", name, got)
+		}
+	}
+	names := n.PeerNames(agent.PeerInfo{Offers: d.Offers()})
+	if got := p.connect(d).ID.Name; !slices.Contains(names, got) {
+		s.Errorf("named %q, added %s", names, got)
 	}
 }
 

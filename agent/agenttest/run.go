@@ -56,6 +56,7 @@ func Run(t *testing.T, factory Factory, opts Options) {
 		{"RemoveInboundPeer", removeInboundPeer},
 		{"PeerDies", peerDies},
 		{"FailedAdmissionLeavesNothing", failedAdmission},
+		{"NamesBeforeAdmission", namesBeforeAdmission},
 		{"NotificationOverflow", notificationOverflow},
 		{"SlowReader", slowReader},
 		{"MutePeerDelaysNobody", mutePeerDelaysNobody},

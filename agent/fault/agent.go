@@ -56,6 +56,7 @@ type Agent struct {
 }
 
 var _ agent.Agent = (*Agent)(nil)
+var _ agent.Namer = (*Agent)(nil)
 
 // Wrap takes over an agent: its events are read by the wrapper alone, and Close closes it.
 func Wrap(inner agent.Agent, opts Options) *Agent {
@@ -171,6 +172,14 @@ func (a *Agent) AddPeer(ctx context.Context, info agent.PeerInfo) (agent.Peer, e
 	a.replace(p.ID)
 	a.peer(p.ID, false)
 	return p, nil
+}
+
+// PeerNames is Namer.PeerNames: the inner agent's.
+func (a *Agent) PeerNames(info agent.PeerInfo) []agent.Name {
+	if n, ok := a.Agent.(agent.Namer); ok {
+		return n.PeerNames(info)
+	}
+	return nil
 }
 
 // replace ends what is held back for older generations of a peer. The caller holds mu.

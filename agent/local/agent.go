@@ -31,6 +31,7 @@ type Agent struct {
 }
 
 var _ agent.Agent = (*Agent)(nil)
+var _ agent.Namer = (*Agent)(nil)
 
 // Name is Agent.Name.
 func (a *Agent) Name() agent.Name { return a.name }
@@ -95,6 +96,16 @@ func (a *Agent) AddPeer(_ context.Context, info agent.PeerInfo) (agent.Peer, err
 	l.inShare = to.front.Events.NewPeer(l.in, true)
 	a.peers[name], to.inbound[l.in] = l, l
 	return agent.Peer{ID: l.out, Transport: Transport, Why: "both agents live in this process"}, nil
+}
+
+// PeerNames is Namer.PeerNames.
+func (a *Agent) PeerNames(info agent.PeerInfo) (names []agent.Name) {
+	for _, o := range info.Offers {
+		if o.Transport == Transport {
+			names = append(names, agent.Name(o.Blob))
+		}
+	}
+	return names
 }
 
 // RemovePeer is Agent.RemovePeer.

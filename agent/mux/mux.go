@@ -42,6 +42,7 @@ type Mux struct {
 }
 
 var _ agent.Agent = (*Mux)(nil)
+var _ agent.Namer = (*Mux)(nil)
 
 // backend is one agent with its transport.
 type backend struct {

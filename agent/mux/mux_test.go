@@ -65,6 +65,15 @@ func (e *end) AddPeer(ctx context.Context, info agent.PeerInfo) (agent.Peer, err
 	return e.Agent.AddPeer(ctx, down)
 }
 
+func (e *end) PeerNames(info agent.PeerInfo) (names []agent.Name) {
+	for _, o := range info.Offers {
+		if o.Transport == e.c.transport {
+			names = append(names, agent.Name(o.Blob))
+		}
+	}
+	return names
+}
+
 func (e *end) GrantAs(id agent.GrantID, spec agent.GrantSpec) error {
 	own, err := e.Agent.Grant(spec)
 	if err != nil {

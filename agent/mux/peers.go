@@ -125,6 +125,16 @@ func (m *Mux) add(ctx context.Context, i int, info agent.PeerInfo) (agent.Peer, 
 	return agent.Peer{ID: id, Transport: m.backends[i].transport}, nil
 }
 
+// PeerNames is Namer.PeerNames: what any of the backends can read.
+func (m *Mux) PeerNames(info agent.PeerInfo) (names []agent.Name) {
+	for _, b := range m.backends {
+		if n, ok := b.Agent.(agent.Namer); ok {
+			names = append(names, n.PeerNames(info)...)
+		}
+	}
+	return names
+}
+
 // RemovePeer is Agent.RemovePeer.
 func (m *Mux) RemovePeer(id agent.PeerID) {
 	m.mu.Lock()

@@ -68,6 +68,7 @@ type Agent struct {
 }
 
 var _ agent.Agent = (*Agent)(nil)
+var _ agent.Namer = (*Agent)(nil)
 
 // New makes an agent and begins to listen on a random abstract unix socket.
 func New(cfg Config) (*Agent, error) {

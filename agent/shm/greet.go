@@ -197,6 +197,16 @@ func (a *Agent) AddPeer(ctx context.Context, info agent.PeerInfo) (agent.Peer, e
 	return a.admit(o, in, page)
 }
 
+// PeerNames is Namer.PeerNames.
+func (a *Agent) PeerNames(info agent.PeerInfo) (names []agent.Name) {
+	for _, offered := range info.Offers {
+		if o, err := decodeOffer(offered.Blob); offered.Transport == Transport && err == nil {
+			names = append(names, o.name)
+		}
+	}
+	return names
+}
+
 // chooseOffer finds the offer of this transport that can be reached.
 func (a *Agent) chooseOffer(info agent.PeerInfo) (offer, error) {
 	fail := func(name agent.Name, why error) (offer, error) {

@@ -43,6 +43,7 @@ type Agent struct {
 }
 
 var _ agent.Agent = (*Agent)(nil)
+var _ agent.Namer = (*Agent)(nil)
 
 // New starts an agent: it listens from now on.
 func New(cfg Config) (*Agent, error) {
@@ -126,6 +127,16 @@ func (a *Agent) AddPeer(ctx context.Context, info agent.PeerInfo) (agent.Peer, e
 		return agent.Peer{}, err
 	}
 	return agent.Peer{ID: l.id, Transport: Transport, Why: "both sides offer it, at " + l.addr}, nil
+}
+
+// PeerNames is Namer.PeerNames.
+func (a *Agent) PeerNames(info agent.PeerInfo) (names []agent.Name) {
+	for _, offered := range info.Offers {
+		if o, err := decodeOffer(offered.Blob); offered.Transport == Transport && err == nil {
+			names = append(names, o.name)
+		}
+	}
+	return names
 }
 
 // admit removes an old generation and checks that there is room.

@@ -14,6 +14,7 @@ type Peer struct {
 // Message is what a Router received. Frames (at least one, some perhaps empty) belong to the receiver.
 type Message struct {
 	Peer
+	Host   string // where the connection comes from: an address without its port
 	Frames [][]byte
 }
 

@@ -225,7 +225,7 @@ func (r *Router) wire(l *link, t *tenant, s *share) {
 			return err
 		}
 		partial = 0
-		r.queue.push(s, Message{Peer: l.peer, Frames: frames})
+		r.queue.push(s, Message{Peer: l.peer, Host: t.host, Frames: frames})
 		r.queue.room(s, l.done)
 		return nil
 	}

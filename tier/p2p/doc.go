@@ -30,6 +30,14 @@
 //
 // A Front lets several tiers of one node, with other model facts, share one ROUTER.
 //
+// # Whom to believe
+//
+// Nobody proves a name. A peer is admitted only if no other session holds a name of its agent, so it cannot
+// end another's transfers, and the ROUTER keeps an identity for the connection that said it first. Who says
+// a name that is not its own keeps the owner out as long as it stays; the owner, and whoever asks for
+// it, learns that at once, and nobody else notices. When there is no place for a new peer, the host with most
+// of the sessions pays.
+//
 // # Permissions
 //
 // A fetch carries the grant for exactly the slots that it names. Before the tier learns that a load

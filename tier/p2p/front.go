@@ -122,7 +122,7 @@ type Port struct {
 		sync.Mutex
 		links   int
 		since   time.Time // there are none
-		started bool // a Tier takes the messages
+		started bool      // a Tier takes the messages
 	}
 }
 

@@ -1,7 +1,6 @@
 package p2p
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,11 +27,12 @@ func newLoop(t *Tier) (*loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("p2p tier: our own memory: %w", err)
 	}
-	return &loop{
-		t: t, hub: hub, local: local, done: make(chan struct{}),
-		conns: map[kv.Generation]*conn{}, admissions: map[kv.Generation]context.CancelFunc{},
+	l := &loop{
+		t: t, hub: hub, local: local, done: make(chan struct{}), conns: map[kv.Generation]*conn{},
 		grants: map[core.JobID]agent.GrantID{}, posted: map[uint64]agent.TransferID{}, numbers: map[agent.TransferID]uint64{},
-	}, nil
+	}
+	l.peers = newAdmissions(l)
+	return l, nil
 }
 
 func block(base uint64, length, i int) kv.Descriptor {
@@ -99,6 +99,9 @@ func (l *loop) step(ev session.Event) {
 	for len(l.next) > 0 {
 		ev := l.next[0]
 		l.next = l.next[1:]
+		if a, ok := ev.(session.Admitted); ok {
+			l.peers.returned(a)
+		}
 		for _, a := range l.hub.Step(time.Now(), ev) {
 			l.act(a)
 		}
@@ -135,17 +138,9 @@ func (l *loop) act(a session.Action) {
 	case session.DropLink:
 		t.dropLink(a)
 	case session.Admit:
-		ctx, cancel := context.WithCancel(t.ctx)
-		l.admissions[a.Gen] = cancel
-		t.admit(ctx, a)
+		l.peers.begin(a)
 	case session.Dismiss:
-		if cancel := l.admissions[a.Gen]; cancel != nil {
-			delete(l.admissions, a.Gen)
-			cancel()
-		}
-		if a.Agent != (agent.PeerID{}) {
-			ag.RemovePeer(a.Agent)
-		}
+		l.peers.dismiss(a)
 	case session.Grant:
 		l.grant(a)
 	case session.Revoke:
@@ -300,9 +295,7 @@ func (l *loop) hangAll() {
 	for _, c := range l.conns {
 		c.hang()
 	}
-	for _, cancel := range l.admissions {
-		cancel()
-	}
+	l.peers.cancelAll()
 	for _, id := range l.grants {
 		l.t.cfg.Agent.Revoke(id)
 	}

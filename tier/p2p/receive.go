@@ -89,7 +89,7 @@ func (r *receiver) run() {
 }
 
 func decode(m zmtp.Message) session.Message {
-	in := session.Message{Identity: m.Identity, Link: m.Generation}
+	in := session.Message{Identity: m.Identity, Link: m.Generation, Host: m.Host}
 	if len(m.Frames) == 1 {
 		in.Msg, in.Err = wire.DecodeP2P(m.Frames[0])
 	} else {

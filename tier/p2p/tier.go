@@ -290,48 +290,19 @@ func (t *Tier) dropLink(a session.DropLink) {
 	t.recv.drop(a.Identity, a.Link)
 }
 
-// admit adds a peer to the agent: at once where that is cheap, else on a goroutine of its own.
-func (t *Tier) admit(ctx context.Context, a session.Admit) {
-	info := peerInfo(a.Connect)
-	do := func() session.Admitted {
-		p, err := t.cfg.Agent.AddPeer(ctx, info)
-		return session.Admitted{Peer: a.Peer, Gen: a.Gen, Agent: p.ID, Err: err}
-	}
-	if t.cfg.Agent.Capabilities().CheapAdmission {
-		t.loop.next = append(t.loop.next, do())
-		return
-	}
-	t.running.Add(1)
-	go func() {
-		defer t.running.Done()
-		ctx, cancel := context.WithTimeout(ctx, admitTimeout)
-		defer cancel()
-		if t.admission != nil {
-			select {
-			case t.admission <- struct{}{}:
-				defer func() { <-t.admission }()
-			case <-ctx.Done():
-				t.post(session.Admitted{Peer: a.Peer, Gen: a.Gen, Err: context.Cause(ctx)})
-				return
-			}
-		}
-		t.post(do())
-	}()
-}
-
 // loop is the goroutine that owns the hub. All its fields are its own.
 type loop struct {
-	t          *Tier
-	hub        *session.Hub
-	local      agent.ListID // all slots
-	conns      map[kv.Generation]*conn
-	admissions map[kv.Generation]context.CancelFunc
-	grants     map[core.JobID]agent.GrantID
-	posted     map[uint64]agent.TransferID
-	numbers    map[agent.TransferID]uint64
-	waiting    []session.Post // for a place in the agent
-	next       []session.Event
-	woken      bool // the engine is to be told
-	done       chan struct{}
-	left       int
+	t       *Tier
+	hub     *session.Hub
+	local   agent.ListID // all slots
+	conns   map[kv.Generation]*conn
+	peers   *admissions
+	grants  map[core.JobID]agent.GrantID
+	posted  map[uint64]agent.TransferID
+	numbers map[agent.TransferID]uint64
+	waiting []session.Post // for a place in the agent
+	next    []session.Event
+	woken   bool // the engine is to be told
+	done    chan struct{}
+	left    int
 }

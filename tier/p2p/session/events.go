@@ -74,10 +74,12 @@ type (
 		Gen  kv.Generation
 		Err  error
 	}
-	// Message came in. Msg is nil if it could not be decoded, and Err says why.
+	// Message came in. Msg is nil if it could not be decoded, and Err says why. Host is the address
+	// that the connection comes from.
 	Message struct {
 		Identity string
 		Link     uint64
+		Host     string
 		Msg      wire.P2PMessage
 		Err      error
 	}

@@ -248,7 +248,7 @@ func (h *Hub) reach(p PeerID) (*session, string) {
 	if p == h.self {
 		return nil, "its source is this node itself"
 	}
-	if !h.makeRoom(0) {
+	if !h.makeRoom(0) && !h.displace("") {
 		return nil, fmt.Sprintf("%d peers are connected and busy", len(h.sessions))
 	}
 	return h.newSession(p), ""
@@ -270,6 +270,50 @@ func (h *Hub) makeRoom(idle time.Duration) bool {
 	}
 	oldest.end("evicted, it was idle and there are too many peers")
 	return true
+}
+
+// displace makes room for a peer at the cost of the host that has most of the sessions, if those are at
+// least two more than the newcomer's host has: nobody fills all places and keeps them. It reports
+// whether it did.
+func (h *Hub) displace(host string) bool {
+	count := map[string]int{}
+	for _, s := range h.sessions {
+		count[s.host]++
+	}
+	own := count[host]
+	if host == "" {
+		own = 0
+	}
+	delete(count, "") // those that we dialled and have not heard of
+	greedy := ""
+	for _, at := range slices.Sorted(maps.Keys(count)) {
+		if count[at] > count[greedy] {
+			greedy = at
+		}
+	}
+	if count[greedy] < own+2 {
+		return false
+	}
+	var victim *session
+	for _, s := range h.inOrder() {
+		if s.host == greedy && (victim == nil || s.cheaper(victim)) {
+			victim = s
+		}
+	}
+	victim.end(fmt.Sprintf("displaced: %s has %d of %d places", greedy, count[greedy], h.cfg.MaxPeers))
+	return true
+}
+
+// cheaper reports whether the end of s costs less than that of o: one in its handshake, then an idle one,
+// then the one that was silent for longer.
+func (s *session) cheaper(o *session) bool {
+	if a, b := s.ready(), o.ready(); a != b {
+		return b
+	}
+	if a, b := s.busy(), o.busy(); a != b {
+		return b
+	}
+	return s.active.Before(o.active)
 }
 
 // message brings a message to its session.
@@ -321,12 +365,12 @@ func (h *Hub) greet(ev Message, k link) *session {
 		s = nil
 	}
 	if s == nil {
-		if !h.makeRoom(h.cfg.IdleTimeout) {
+		if !h.makeRoom(h.cfg.IdleTimeout) && !h.displace(ev.Host) {
 			return refuse(fmt.Sprintf("%d peers are connected already", len(h.sessions)))
 		}
 		s = h.newSession(p)
 	}
-	s.link = k
+	s.link, s.host = k, ev.Host
 	h.links[k] = s
 	return s
 }

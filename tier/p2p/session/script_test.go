@@ -30,7 +30,7 @@ import (
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
 //	granted <job>              postfailed <transfer>
 //	ended <transfer> ok|failed stopped <transfer>
-//	<peer>#<link> <message>    a message that came in, see message
+//	<peer>#<link>[@<host>] <message>    a message that came in, see message
 //	meet <peer> <link>         a whole handshake with a peer that begin has dialled, or that dials us; not printed
 type script struct {
 	h   *Hub
@@ -164,11 +164,12 @@ func (s *script) line(t *testing.T, line string) {
 		ev = TransferStopped{Transfer: num(1)}
 	case strings.Contains(f[0], "#"):
 		peer, link, _ := strings.Cut(f[0], "#")
+		link, host, _ := strings.Cut(link, "@")
 		n, err := strconv.ParseUint(link, 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := Message{Identity: peer, Link: n}
+		m := Message{Identity: peer, Link: n, Host: host}
 		if f[1] == "bad" {
 			m.Err = map[string]error{"key": wire.ErrP2PBadKey, "ignored": wire.ErrP2PIgnored, "fatal": wire.ErrType}[f[2]]
 		} else {

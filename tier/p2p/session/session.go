@@ -21,7 +21,8 @@ type session struct {
 	peer   PeerID
 	gen    kv.Generation
 	remote netip.AddrPort
-	link   link // by which it reaches us; zero until it does
+	link   link   // by which it reaches us; zero until it does
+	host   string // where that comes from
 	theirs *wire.P2PConnect
 	agent  agent.PeerID
 	// dialled: our connect is on its way. admitted: our agent can write to it. acked: we may send.
