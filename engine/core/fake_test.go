@@ -280,7 +280,8 @@ func describe(a Action) string {
 		if a.Finish == "" {
 			return fmt.Sprintf("emit %s %v", a.ID, a.Tokens)
 		}
-		s := fmt.Sprintf("emit %s %v finish=%s %+v", a.ID, a.Tokens, a.Finish, a.Usage)
+		usage := strings.Replace(fmt.Sprintf("%+v", a.Usage), " Tier:0}", "}", 1)
+		s := fmt.Sprintf("emit %s %v finish=%s %s", a.ID, a.Tokens, a.Finish, usage)
 		if a.Params != nil {
 			s += fmt.Sprintf(" params=%s", a.Params.RemoteRequestID)
 		}
@@ -293,6 +294,9 @@ func describe(a Action) string {
 		return s
 	case CacheReset:
 		return fmt.Sprintf("reset %d: %d blocks forgotten, err=%v", a.Ticket, a.Blocks, a.Err)
+	}
+	if s, ok := describeTier(a); ok {
+		return s
 	}
 	panic(a)
 }

@@ -20,8 +20,10 @@ type Keys struct {
 }
 
 // root is the parent of a first block.
-func (k Keys) root() Hash {
-	return sha256.Sum256(k.append([]byte("kvferry prefix root\x00")))
+func (k Keys) root(seed string) Hash {
+	b := []byte("kvferry prefix root\x00")
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(seed)))
+	return sha256.Sum256(k.append(append(b, seed...)))
 }
 
 func (k Keys) append(b []byte) []byte {

@@ -30,6 +30,7 @@ func (m *Machine) loadFailed(now time.Time, r *request, err *connector.Error) {
 	r.counted, r.usage.Cached = false, 0
 	m.stats.Recomputed++
 	m.enqueue(r)
+	m.tierLook(now, r)
 }
 
 func (m *Machine) policy(r *request) kv.LoadFailurePolicy {

@@ -27,6 +27,7 @@ type Machine struct {
 	stalled  bool // the last running request could not get a block in the last scheduling
 	starved  bool // in the last scheduling, somebody could not get blocks
 	parking  parking
+	tier     tierBook
 	resets   []uint64 // tickets of cache resets that wait
 
 	arrivals uint64
@@ -39,6 +40,7 @@ type state uint8
 const (
 	waiting state = iota // in Machine.waiting; with blocks if its KV came from a peer
 	remote               // waits for its KV
+	loading              // waits for a copy out of the tier
 	running              // in Machine.running
 	held                 // ended, its blocks are kept
 	ended
@@ -58,9 +60,10 @@ type request struct {
 	starved  bool   // it could not get blocks when it was last tried
 	stale    bool   // blocks has KV from before a cache reset
 
-	admitted bool             // it has had blocks
-	counted  bool             // usage.Cached is known
-	external int              // tokens that a peer was asked for
+	admitted bool // it has had blocks
+	counted  bool // usage.Cached is known
+	external int  // tokens that a peer was asked for
+	tier     tiered
 	lost     *connector.Error // its receive was given up, but may still be written to
 	left     bool             // the connector was told its end
 	loadErr  *connector.Error // why its KV did not come, if it goes on without
@@ -86,6 +89,7 @@ func New(cfg Config, conn Connector) (*Machine, error) {
 		cfg: cfg, conn: conn,
 		pool:     NewPool(cfg.NumBlocks, cfg.PrefixCaching),
 		requests: map[kv.RequestID]*request{},
+		tier:     tierBook{copies: map[uint64]*copying{}},
 		stats:    Stats{Finished: map[connector.FinishReason]uint64{}},
 	}, nil
 }
@@ -113,7 +117,14 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		m.resetCache(e)
 	case GiveUpReset:
 		m.giveUpReset(e.Ticket)
+	case TierFound:
+		m.tierFound(e)
+	case TierLoaded:
+		m.tierLoaded(e)
+	case TierStored:
+		m.tierStored(e)
 	case Tick:
+		m.tierExpire(now)
 		if m.conn != nil {
 			progress = m.apply(now, m.conn.Expire(now))
 		}
@@ -139,14 +150,19 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 
 // Deadline is when to call Step with Tick; false if there is nothing to wait for.
 func (m *Machine) Deadline() (time.Time, bool) {
-	if m.conn == nil {
-		return time.Time{}, false
-	}
-	at, ok := m.conn.Deadline()
-	if m.parking.on {
-		if end := m.parking.since.Add(m.cfg.ParkTimeout); !ok || end.Before(at) {
-			return end, true
+	at, ok := m.tierDeadline()
+	sooner := func(t time.Time) {
+		if !ok || t.Before(at) {
+			at, ok = t, true
 		}
+	}
+	if m.conn != nil {
+		if t, due := m.conn.Deadline(); due {
+			sooner(t)
+		}
+	}
+	if m.parking.on {
+		sooner(m.parking.since.Add(m.cfg.ParkTimeout))
 	}
 	return at, ok
 }
@@ -160,14 +176,18 @@ func (m *Machine) Stats() Stats {
 	}
 	s.BlocksFree, s.BlocksTotal, s.BlocksCached = m.pool.Free(), m.pool.Total(), m.pool.Cached()
 	s.Running, s.Waiting, s.WaitingRemote, s.Held = len(m.running), len(m.waiting), m.remote, m.held
+	s.Looking, s.Loading, s.Copies = len(m.tier.looking), m.tier.loading, len(m.tier.copies)
 	return s
 }
 
 // Live is the number of requests that have not ended.
 func (m *Machine) Live() int { return len(m.requests) - m.held }
 
-// Quiet reports that nothing is left: no request lives, no blocks are held, no step is in flight.
-func (m *Machine) Quiet() bool { return len(m.requests) == 0 && !m.inFlight }
+// Quiet reports that nothing is left: no request lives, no blocks are held, no step and no copy is in
+// flight.
+func (m *Machine) Quiet() bool {
+	return len(m.requests) == 0 && !m.inFlight && len(m.tier.copies) == 0
+}
 
 // Busy tells whether a step is in flight.
 func (m *Machine) Busy() bool { return m.inFlight }
@@ -212,7 +232,7 @@ func (m *Machine) add(now time.Time, in Request) error {
 	case n >= m.cfg.Context():
 		m.giveBack(now, in)
 		return &TooLongError{Prompt: n, Context: m.cfg.Context()}
-	case len(m.waiting)+m.remote >= m.cfg.MaxWaiting:
+	case len(m.waiting)+m.remote+m.tier.loading >= m.cfg.MaxWaiting:
 		return &QueueFullError{Limit: m.cfg.MaxWaiting}
 	}
 	if m.conn == nil {
@@ -229,6 +249,7 @@ func (m *Machine) add(now time.Time, in Request) error {
 	m.requests[in.ID] = r
 	m.waiting = append(m.waiting, r)
 	m.stats.PromptTokens += uint64(len(in.Prompt))
+	m.tierBegin(now, r)
 	return nil
 }
 
@@ -262,6 +283,7 @@ func handedOver(in Request) []kv.Token {
 // its blocks go back unless the connector wants them held.
 func (m *Machine) finish(now time.Time, r *request, why connector.FinishReason, err error, last ...kv.Token) {
 	m.detach(r)
+	m.tierEnd(r)
 	out := Output{ID: r.ID, Tokens: last, Finish: why, Err: err, Transfer: r.transfer}
 	if r.loadErr != nil {
 		out.LoadErr = r.loadErr
@@ -291,6 +313,8 @@ func (m *Machine) detach(r *request) {
 		m.running = remove(m.running, r)
 	case remote:
 		m.remote--
+	case loading:
+		m.tier.loading--
 	case held:
 		m.held--
 	}
@@ -345,6 +369,7 @@ func (m *Machine) received(r *request) {
 	r.usage.External = r.computed - had
 	m.stats.ExternalTokens += uint64(r.usage.External)
 	m.offer(r)
+	m.tierStore(r)
 	m.enqueue(r)
 }
 
@@ -384,6 +409,7 @@ func (m *Machine) advance(now time.Time, f flying, res Result) {
 	m.stats.ComputedPrompt += uint64(prompt)
 	r.computed += f.n
 	m.offer(r)
+	m.tierStore(r)
 	if !f.sample {
 		return
 	}
@@ -407,15 +433,16 @@ func (m *Machine) offer(r *request) {
 		return
 	}
 	full := r.computed / m.cfg.BlockSize
-	for hashes := r.hashTo(full, m.cfg.BlockSize); r.offered < full; r.offered++ {
+	for hashes := m.hashTo(r, full); r.offered < full; r.offered++ {
 		m.pool.Cache(r.blocks[r.offered], hashes[r.offered])
 	}
 }
 
-// hashTo gives the hashes of the first n blocks of tokens.
-func (r *request) hashTo(n, blockSize int) []Hash {
+// hashTo gives the hashes of the first n blocks of a request's tokens.
+func (m *Machine) hashTo(r *request, n int) []Hash {
+	blockSize := m.cfg.BlockSize
 	for i := len(r.hashes); i < n; i++ {
-		parent := r.Keys.root()
+		parent := r.Keys.root(m.cfg.HashSeed)
 		if i > 0 {
 			parent = r.hashes[i-1]
 		}

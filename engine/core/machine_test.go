@@ -30,6 +30,8 @@ type world struct {
 	reqs  map[kv.RequestID]*tracked
 	now   time.Time
 
+	tier *fakeTier
+
 	epoch  int             // how often the prefix cache was reset
 	ticket uint64          // of the last reset
 	resets map[uint64]bool // that wait
@@ -48,6 +50,7 @@ type tracked struct {
 func newWorld(t *rapid.T, cfg Config) *world {
 	w := &world{t: t, cfg: cfg, mem: newMemory(cfg), reqs: map[kv.RequestID]*tracked{}, resets: map[uint64]bool{}}
 	w.conn = newFakeConn(t.Fatal)
+	w.tier = newFakeTier(t.Fatalf, w.mem)
 	var err error
 	if w.m, err = New(cfg, w.conn); err != nil {
 		t.Fatal(err)
@@ -68,6 +71,8 @@ func drawConfig(t *rapid.T) Config {
 		PrefixCaching:  rapid.Bool().Draw(t, "caching"),
 		LoadFailure:    rapid.SampledFrom([]kv.LoadFailurePolicy{"", kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure}).Draw(t, "policy"),
 		ParkTimeout:    time.Duration(rapid.SampledFrom([]int{0, 30}).Draw(t, "park")) * time.Second,
+		Tier:           rapid.Bool().Draw(t, "tier"),
+		TierTimeout:    20 * time.Second,
 	}
 }
 
@@ -82,6 +87,8 @@ func (w *world) step(e Event) []Action {
 			w.emit(a.Output)
 		case CacheReset:
 			w.reset(a)
+		default:
+			w.tier.take(a, w.epoch)
 		}
 	}
 	for _, q := range w.conn.fresh {
@@ -194,7 +201,7 @@ func (w *world) checkEnd(r *tracked, o Output, want []kv.Token) {
 		w.t.Fatalf("%s: %v ends as %s (%v), want %v", o.ID, r.got, o.Finish, o.Err, want)
 	}
 	u := o.Usage
-	if u.Preemptions == 0 && u.Cached+u.External+u.ComputedPrompt != u.Prompt || u.ComputedPrompt < 1 ||
+	if u.Preemptions == 0 && u.Cached+u.External+u.Tier+u.ComputedPrompt != u.Prompt || u.ComputedPrompt < 1 ||
 		u.Completion != len(want) || u.Prompt != len(r.Prompt) {
 		w.t.Fatalf("%s: usage %+v", o.ID, u)
 	}
@@ -235,6 +242,14 @@ func (w *world) add(t *rapid.T) {
 		r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
 		r.Params.LoadFailurePolicy = rapid.SampledFrom([]kv.LoadFailurePolicy{"", "", kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure}).Draw(t, "own policy")
 	}
+	if rapid.IntRange(0, 4).Draw(t, "bounds") == 0 {
+		most := rapid.IntRange(0, 12).Draw(t, "most")
+		r.Tier.MaxLoad = &most
+		if rapid.Bool().Draw(t, "of stores") {
+			r.Tier = TierSpec{MaxStore: &most}
+		}
+	}
+	r.Tier.Whole = rapid.IntRange(0, 3).Draw(t, "whole") == 0
 	w.conn.refuse = nil
 	if rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
 		w.conn.refuse = errors.New("refused")
@@ -352,10 +367,13 @@ func (w *world) drain(fail bool) {
 				w.release(q)
 			}
 		}
+		w.answerTier(func(int) int { return 0 })
 		if w.batch != nil {
 			w.report()
 		}
 	}
+	w.answerTier(func(n int) int { return n }) // whose requests have ended
+	w.tier.checkQuiet()
 	s := w.m.Stats()
 	if s.BlocksFree != s.BlocksTotal || s.Running+s.Waiting+s.WaitingRemote+s.Held != 0 || s.StrayOutcomes != 0 {
 		w.t.Fatalf("at the end: %+v", s)
@@ -438,6 +456,12 @@ func TestMachine(t *testing.T) {
 				}
 			},
 			"scribble": w.scribble,
+			"tier": func(t *rapid.T) {
+				if len(w.tier.open) == 0 {
+					t.Skip()
+				}
+				w.answerTierOne(t)
+			},
 			"settle": func(t *rapid.T) {
 				if q := w.pick(t, isReceiving); q != nil {
 					w.settle(q, rapid.IntRange(0, 3).Draw(t, "fail") == 0)
@@ -518,6 +542,10 @@ func TestParkedLoadsEnd(t *testing.T) {
 						w.settle(q, false) // the workers have revoked
 					}
 				}
+			}
+			if len(w.tier.open) > 0 {
+				over = false
+				w.answerTier(func(n int) int { return n })
 			}
 			if w.batch != nil {
 				w.report()

@@ -170,12 +170,13 @@ func TestHashesTellApart(t *testing.T) {
 		}
 		seen[h] = name
 	}
-	root := Keys{}.root()
+	root := Keys{}.root("")
 	note("root", root)
-	note("salted root", Keys{Salt: "a"}.root())
-	note("adapter root", Keys{Adapter: "a"}.root())
-	note("shifted keys", Keys{Salt: "ab", Adapter: "c"}.root())
-	note("shifted keys 2", Keys{Salt: "a", Adapter: "bc"}.root())
+	note("seeded root", Keys{}.root("a"))
+	note("salted root", Keys{Salt: "a"}.root(""))
+	note("adapter root", Keys{Adapter: "a"}.root(""))
+	note("shifted keys", Keys{Salt: "ab", Adapter: "c"}.root(""))
+	note("shifted keys 2", Keys{Salt: "a", Adapter: "bc"}.root(""))
 	note("block", chain(root, []kv.Token{1, 2}))
 	note("order", chain(root, []kv.Token{2, 1}))
 	note("negative", chain(root, []kv.Token{-1, 2}))

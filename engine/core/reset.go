@@ -48,5 +48,8 @@ func (m *Machine) forget(ticket uint64) {
 		r.stale = r.blocks != nil
 	}
 	m.stats.CacheResets++
+	if m.cfg.Tier {
+		m.do(TierReset{})
+	}
 	m.do(CacheReset{Ticket: ticket, Blocks: n})
 }

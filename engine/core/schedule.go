@@ -20,7 +20,7 @@ func (m *Machine) schedule(now time.Time) []Sequence {
 		return nil
 	}
 	b := &batch{budget: m.cfg.MaxBatchTokens, open: true}
-	m.advanceRunning(b)
+	m.advanceRunning(now, b)
 	m.admit(now, b)
 	m.inFlight = len(b.sequences) > 0
 	return b.sequences
@@ -34,12 +34,12 @@ type batch struct {
 }
 
 // advanceRunning schedules the requests that run already.
-func (m *Machine) advanceRunning(b *batch) {
+func (m *Machine) advanceRunning(now time.Time, b *batch) {
 	m.stalled = false
 	for i := 0; i < len(m.running) && b.budget > 0; i++ {
 		r := m.running[i]
 		n := min(len(r.tokens)-r.computed, b.budget)
-		if n = m.makeRoom(r, n, b); n > 0 {
+		if n = m.makeRoom(now, r, n, b); n > 0 {
 			m.join(b, r, n)
 		}
 	}
@@ -47,7 +47,7 @@ func (m *Machine) advanceRunning(b *batch) {
 
 // makeRoom gives r blocks for up to n more tokens and returns for how many it has them. Later
 // requests lose theirs if need be, unless a peer is writing to them.
-func (m *Machine) makeRoom(r *request, n int, b *batch) int {
+func (m *Machine) makeRoom(now time.Time, r *request, n int, b *batch) int {
 	for {
 		need := m.blocksFor(r.computed+n) - len(r.blocks)
 		if need <= 0 {
@@ -67,14 +67,14 @@ func (m *Machine) makeRoom(r *request, n int, b *batch) int {
 		}
 		if last != r {
 			b.open = false
-			m.preempt(last)
+			m.preempt(now, last)
 			continue
 		}
 		// The other blocks belong to earlier requests or to peers, and come back by themselves.
 		m.stalled = true
 		if len(m.running) == m.cfg.MaxRunning && m.latestReady() != nil {
 			b.open = false
-			m.preempt(r) // an earlier request needs its place to go on
+			m.preempt(now, r) // an earlier request needs its place to go on
 		}
 		return 0
 	}
@@ -90,14 +90,15 @@ func (m *Machine) latestReady() *request {
 	return nil
 }
 
-// preempt takes a request's blocks. It is computed again later; what a peer brought is not
-// transferred again.
-func (m *Machine) preempt(r *request) {
+// preempt takes a request's blocks. It is computed again later, or loaded if the tier has kept it;
+// what a peer brought is not transferred again.
+func (m *Machine) preempt(now time.Time, r *request) {
 	m.strip(r)
 	r.starved = true
 	r.usage.Preemptions++
 	m.stats.Preemptions++
 	m.enqueue(r)
+	m.tierLook(now, r)
 }
 
 // admit gives blocks to waiting requests. b is nil while a step is in flight: then only those whose
@@ -127,8 +128,13 @@ func (m *Machine) admit(now time.Time, b *batch) {
 // admitOne gives a request its first blocks, if it can use them now. It leaves r.starved telling
 // whether blocks are what it lacks.
 func (m *Machine) admitOne(now time.Time, b *batch, room bool, r *request) bool {
+	if r.tier.look != 0 {
+		r.starved = false // it waits for the tier's answer, not for blocks
+		return false
+	}
 	handOff := r.Params != nil && !r.admitted
-	if !handOff && !(room && b.open) {
+	load := r.tier.found > 0 && m.tierRoom()
+	if !handOff && !load && !(room && b.open) {
 		return false
 	}
 	if handOff && len(m.resets) > 0 {
@@ -141,9 +147,13 @@ func (m *Machine) admitOne(now time.Time, b *batch, room bool, r *request) bool 
 		if external := min(m.conn.External(r.ID, hit), len(r.Prompt)-hit); external > 0 {
 			return m.admitRemote(now, r, hits, external)
 		}
-		if !(room && b.open) {
-			return false
-		}
+	}
+	if n := r.tier.found - len(hits); n > 0 {
+		// Without a place it waits for one: those who have them run, or will.
+		return load && m.admitTier(now, r, hits, n)
+	}
+	if !(room && b.open) {
+		return false
 	}
 	n := min(len(r.tokens)-hit, b.budget)
 	if !m.allocate(now, r, hits, m.blocksFor(hit+n), 0) {
@@ -175,6 +185,9 @@ func (m *Machine) allocate(now time.Time, r *request, hits []kv.BlockID, total, 
 	r.blocks = blocks
 	r.offered = len(hits)
 	r.computed = len(hits) * m.cfg.BlockSize
+	if !r.Tier.Whole {
+		r.tier.stored = max(r.tier.stored, len(hits))
+	}
 	if !r.counted {
 		r.counted = true
 		r.usage.Cached = r.computed
@@ -198,7 +211,7 @@ func (m *Machine) lookup(r *request) []kv.BlockID {
 	if !m.cfg.PrefixCaching {
 		return nil
 	}
-	return m.pool.Find(r.hashTo((len(r.tokens)-1)/m.cfg.BlockSize, m.cfg.BlockSize))
+	return m.pool.Find(m.hashTo(r, (len(r.tokens)-1)/m.cfg.BlockSize))
 }
 
 // run makes a waiting request a running one and lets it join the step. The caller takes it out of

@@ -24,6 +24,13 @@ type Config struct {
 	// ParkTimeout is how long receives may hold blocks that others need while nothing at all goes
 	// on in this engine; 0 means for ever.
 	ParkTimeout time.Duration
+	// Tier: blocks are looked for in a CPU tier and given to it.
+	Tier bool
+	// TierTimeout is how long a request waits for the tier to say what it has; then it is computed.
+	// It must be positive with Tier.
+	TierTimeout time.Duration
+	// HashSeed enters every block hash: engines with different seeds share no blocks.
+	HashSeed string
 }
 
 // Validate reports the first number that no machine can work with.
@@ -47,6 +54,9 @@ func (c Config) Validate() error {
 	if c.ParkTimeout < 0 {
 		return fmt.Errorf("engine core: park timeout %v is negative", c.ParkTimeout)
 	}
+	if c.Tier && c.TierTimeout <= 0 {
+		return fmt.Errorf("engine core: tier timeout %v is not positive", c.TierTimeout)
+	}
 	return nil
 }
 
@@ -63,10 +73,11 @@ type Request struct {
 	IgnoreEOS  bool
 	Keys       Keys
 	Params     *kv.TransferParams // nil: no hand-off
+	Tier       TierSpec
 }
 
-// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput, ResetCache, GiveUpReset or
-// Tick.
+// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput, ResetCache, GiveUpReset, Tick,
+// or one of the tier's.
 type Event interface{ coreEvent() }
 
 type (
@@ -116,7 +127,8 @@ type Result struct {
 	Err   error // no token: the request fails
 }
 
-// Action is what to do: Refused, RunStep, SendMeta, Emit or CacheReset, in the order given.
+// Action is what to do: Refused, RunStep, SendMeta, Emit, CacheReset or one for the tier, in the order
+// given.
 type Action interface{ coreAction() }
 
 type (
@@ -169,8 +181,8 @@ type Output struct {
 	Err      error                   // for FinishError and FinishAbort
 }
 
-// Usage counts tokens of one request. Without preemption or error Cached + External + ComputedPrompt
-// is Prompt.
+// Usage counts tokens of one request. Without preemption or error Cached + External + Tier +
+// ComputedPrompt is Prompt.
 type Usage struct {
 	Prompt         int
 	Completion     int
@@ -180,6 +192,7 @@ type Usage struct {
 	ComputedPrompt int // prompt positions computed, recomputations counted again
 	Blocks         int // at the end
 	Preemptions    int
+	Tier           int // prompt tokens loaded from the CPU tier, unless after a preemption
 }
 
 // Stats is a snapshot of a Machine: gauges, then totals.
@@ -196,5 +209,13 @@ type Stats struct {
 	Unparked                       uint64 // receives given up because others needed their blocks
 	CacheResets                    uint64
 	StrayOutcomes                  uint64 // outcomes of requests that wait for none
-	Finished                       map[connector.FinishReason]uint64
+
+	Looking, Loading int // requests that wait for the tier's answer, or for its copy
+	Copies           int // loads and stores under way
+
+	// Tokens that the tier was asked for, brought, said to have and did not bring, and was given; and
+	// the answers that did not come in time.
+	TierQueries, TierTokens, TierShort, TierStored, TierTimeouts uint64
+
+	Finished map[connector.FinishReason]uint64
 }
