@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -50,7 +51,8 @@ type parts struct {
 	cache    *model.Cache
 	listener *peer.Listener
 	peerSet  *peerSet
-	host     string // by which peers reach the side channel
+	tier     *tierParts // nil: there is no CPU tier
+	host     string     // by which peers reach the side channel
 	port     int
 }
 
@@ -67,6 +69,8 @@ func assemble(cfg Config) (p *parts, err error) {
 	}()
 	p = &parts{peerSet: newPeerSet()}
 	events := event.Tee(cfg.Events, p.peerSet)
+	ended, end := context.WithCancel(context.Background()) // nothing is waited for when this fails
+	end()
 
 	ag, err := newAgent(cfg)
 	if err != nil {
@@ -81,6 +85,13 @@ func assemble(cfg Config) (p *parts, err error) {
 	lay := model.CacheShape{Layout: cfg.Layout, Keys: cfg.Keys, BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks}
 	if p.cache, err = model.NewCache(shape, lay, mem.Bytes()); err != nil {
 		return nil, err
+	}
+
+	if cfg.Tier.on() {
+		if p.tier, err = newTier(cfg, p.cache); err != nil {
+			return nil, err
+		}
+		undo = append(undo, func() error { return p.tier.close(ended) })
 	}
 
 	ln, err := peer.Listen(cfg.SideChannel)
@@ -194,14 +205,24 @@ func (p *parts) coordinates(cfg Config) Coordinates {
 	return Coordinates{
 		EngineID: cfg.EngineID, Host: p.host, Port: p.port, TPSize: tpSize, PPSize: ppSize,
 		TransferMode: cfg.Mode, BlockSize: cfg.BlockSize, Model: cfg.ServedName, Role: cfg.Role,
+		P2PAddress: p.p2pAddress(),
 	}
 }
 
 func (p *parts) peers() int { return p.peerSet.len() }
 
-// close ends the worker, which takes the agent, its memory and the peer table with it, and then the
+// p2pAddress is the "host:port" at which peers ask for blocks of the CPU tier; "" if they cannot.
+func (p *parts) p2pAddress() string {
+	if p.tier == nil {
+		return ""
+	}
+	return p.tier.name
+}
+
+// close ends the CPU tier, which until ctx ends may keep what it was given, then the worker, which takes the agent, its memory and the peer table with it, and then the
 // side channel. Nobody may use the cache any more. What the worker still reports is of no interest.
-func (p *parts) close() error {
+func (p *parts) close(ctx context.Context) error {
+	tierErr := p.tier.close(ctx)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
@@ -210,7 +231,7 @@ func (p *parts) close() error {
 	}()
 	err := p.worker.Close()
 	<-drained
-	return errors.Join(err, p.listener.Close())
+	return errors.Join(tierErr, err, p.listener.Close())
 }
 
 // peerSet counts connected peer engines by the events of the table.

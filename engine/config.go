@@ -94,6 +94,9 @@ type Config struct {
 	VLLMVersion      string
 	ConnectorVersion int
 
+	// Tier keeps KV blocks in CPU memory and behind it. Default: none.
+	Tier TierConfig
+
 	// InjectKVFault damages received KV before its request runs, one of the faults in turn per
 	// request. It is the self-test of `kvferry up --check`: an engine that answers the same tokens
 	// with damaged KV proves that the check cannot see. It needs NoPrefixCache, so that damage
@@ -166,6 +169,7 @@ func (c Config) withDefaults() Config {
 	orString(&c.SideChannel, "127.0.0.1:0")
 	orString(&c.AgentListen, "127.0.0.1:0")
 	orString(&c.Transport, TransportAuto)
+	c.Tier = c.Tier.withDefaults()
 	orString(&c.VLLMVersion, DefaultVLLMVersion)
 	orInt(&c.ConnectorVersion, DefaultConnectorVersion)
 	if c.Events == nil {
@@ -250,6 +254,7 @@ func (c Config) Validate() error {
 	if len(c.InjectKVFault) > 0 && !c.NoPrefixCache {
 		bad("KV faults need the prefix cache to be off, or damaged blocks would be given to other requests")
 	}
+	c.validateTier(bad)
 	return errors.Join(errs...)
 }
 

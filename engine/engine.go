@@ -48,10 +48,13 @@ func New(cfg Config) (*Engine, error) {
 		BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks, MaxBatchTokens: cfg.MaxBatchTokens, MaxRunning: cfg.MaxRunning,
 		MaxWaiting: cfg.MaxQueue, MaxContext: shape.MaxPosition, EOS: shape.EOS, PrefixCaching: !cfg.NoPrefixCache,
 		LoadFailure: cfg.LoadFailurePolicy, ParkTimeout: cfg.ParkTimeout,
+		Tier: cfg.Tier.on(), TierTimeout: cfg.Tier.Timeout, HashSeed: cfg.Tier.HashSeed,
 	}
 	machine, err := core.New(machineConfig, p.half)
 	if err != nil {
-		p.close()
+		ended, end := context.WithCancel(context.Background())
+		end()
+		_ = p.close(ended)
 		return nil, err
 	}
 	e := &Engine{
@@ -174,7 +177,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.close.Do(func() {
 		close(e.steps)
 		<-e.modeled // nobody computes in the cache any more
-		e.close.err = e.parts.close()
+		e.close.err = e.parts.close(ctx)
 	})
 	return e.close.err
 }

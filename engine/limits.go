@@ -16,6 +16,9 @@ const (
 	// MaxCacheBytes bounds the KV cache memory, well below what one mapping may have.
 	MaxCacheBytes = 1 << 40
 
+	// MaxTierMemory bounds the CPU tier's memory likewise.
+	MaxTierMemory = 1 << 40
+
 	// MaxStopStrings and MaxStopBytes bound the work of looking for stop strings after every
 	// token, and the text that is held back because it may be the start of one.
 	MaxStopStrings = 16

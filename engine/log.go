@@ -25,6 +25,9 @@ const (
 	LogError          = "error"
 	LogPreemptions    = "preemptions" // absent if 0
 
+	LogTier     = "tier_tokens" // from the CPU tier; absent if 0
+	LogTierFrom = "tier"        // from which tiers, as "cpu=32,p2p=64": tokens
+
 	LogRecomputed      = "recomputed_tokens" // that a peer was to bring
 	LogRecomputedAfter = "recomputed_after"  // the connector.Phase in which it failed
 	LogRecomputedWhy   = "recomputed_why"    // the reason
@@ -51,6 +54,9 @@ func logFinished(log *slog.Logger, l *live, o *Output) {
 	}
 	if o.Usage.Preemptions > 0 {
 		attrs = append(attrs, slog.Int(LogPreemptions, o.Usage.Preemptions))
+	}
+	if o.Usage.Tier > 0 {
+		attrs = append(attrs, slog.Int(LogTier, o.Usage.Tier), slog.String(LogTierFrom, tierText(o.TierTokens)))
 	}
 	if e := o.LoadErr; e != nil {
 		attrs = append(attrs,

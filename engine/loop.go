@@ -58,6 +58,7 @@ type loop struct {
 	timer   *time.Timer
 	armed   time.Time // when timer fires; zero if never
 	refused map[ErrorKind]uint64
+	tiered  map[uint64]*live                  // those that the CPU tier knows, by core.TierBegin's Seq
 	resets  map[uint64]chan<- core.CacheReset // by ticket, until answered
 	wakeups uint64
 
@@ -65,7 +66,8 @@ type loop struct {
 }
 
 func newLoop(e *Engine, m *core.Machine) *loop {
-	l := &loop{e: e, machine: m, live: map[kv.RequestID]*live{}, refused: map[ErrorKind]uint64{}, resets: map[uint64]chan<- core.CacheReset{}}
+	l := &loop{e: e, machine: m, live: map[kv.RequestID]*live{}, refused: map[ErrorKind]uint64{}, resets: map[uint64]chan<- core.CacheReset{},
+		tiered: map[uint64]*live{}}
 	if len(e.cfg.InjectKVFault) > 0 {
 		l.faults = &faults{turn: e.cfg.InjectKVFault, model: e.cfg.Model.Config(), cache: e.parts.cache}
 	}
@@ -89,6 +91,8 @@ func (l *loop) run() {
 				continue
 			}
 			l.output(o)
+		case <-l.e.parts.tier.news():
+			l.tierNews()
 		case <-l.timer.C:
 			l.armed = time.Time{}
 			l.step(core.Tick{})
@@ -185,6 +189,8 @@ func (l *loop) carryOut(actions []core.Action) {
 		case core.CacheReset:
 			l.resets[a.Ticket] <- a
 			delete(l.resets, a.Ticket)
+		default:
+			l.tellTier(a)
 		}
 	}
 }
@@ -250,6 +256,7 @@ func (l *loop) emit(o core.Output) {
 	}
 	out.Text += r.text.end()
 	out.Finish, out.StopString, out.Usage, out.Params, out.Transfer = o.Finish, r.text.stop, Usage(o.Usage), o.Params, o.Transfer
+	out.TierTokens = r.tierTokens
 	out.Err = failure(o.ID, o.Err)
 	errors.As(o.LoadErr, &out.LoadErr)
 	r.ended = true
@@ -274,6 +281,8 @@ func (l *loop) stats() Stats {
 		Received: m.Received, ReceiveFailed: m.ReceiveFailed, Recomputed: m.Recomputed, Unparked: m.Unparked,
 		CacheResets: m.CacheResets,
 		Peers:       l.e.parts.peers(),
+		TierLooking: m.Looking, TierLoading: m.Loading, TierCopies: m.Copies, TierQueries: m.TierQueries, TierTokens: m.TierTokens,
+		TierShort: m.TierShort, TierStored: m.TierStored, TierTimeouts: m.TierTimeouts,
 	}
 	for k, n := range l.refused {
 		s.Refused[k] = n

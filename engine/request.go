@@ -4,6 +4,7 @@ import (
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // Request is one prompt to be continued. Submit copies nothing: the caller must not change the
@@ -27,6 +28,9 @@ type Request struct {
 	CacheSalt string
 	// Params is the hand-off of this request; nil for one that is served here alone.
 	Params *kv.TransferParams
+	// Tier is what the request says to the CPU tier: where else its blocks may be, who will fetch them,
+	// and how many are looked for and kept. An engine without one ignores it.
+	Tier wire.P2PParams
 }
 
 // Output is what Stream.Next gives: the tokens since the last one. Several tokens arrive in one
@@ -45,6 +49,9 @@ type Output struct {
 	Params *kv.TransferParams
 	// Transfer is what is known about the KV that came from a peer; zero if none did.
 	Transfer connector.TransferFacts
+	// TierTokens says how many prompt tokens came from which tier: "cpu" for the CPU's memory, or the name
+	// of one behind it. Usage.Tier is their sum.
+	TierTokens map[string]int
 	// LoadErr is why KV did not come from the peer if the prompt was computed here instead
 	// (kv.RecomputeOnLoadFailure); nil otherwise.
 	LoadErr *connector.Error
@@ -53,7 +60,7 @@ type Output struct {
 }
 
 // Usage counts tokens of one request. Unless the request was preempted or ended with an error, Cached
-// + External + ComputedPrompt equals Prompt, also if its KV did not come and was computed here.
+// + External + Tier + ComputedPrompt equals Prompt, also if its KV did not come and was computed here.
 type Usage struct {
 	Prompt         int // tokens of the prompt
 	Completion     int // tokens sampled, a stop token included
@@ -63,4 +70,5 @@ type Usage struct {
 	ComputedPrompt int // prompt positions computed here; counts a recomputation again
 	Blocks         int // KV blocks of the request at its end
 	Preemptions    int // how often it lost its blocks to an older request
+	Tier           int // prompt tokens loaded from the CPU tier, unless after a preemption
 }

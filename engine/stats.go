@@ -35,7 +35,17 @@ type Stats struct {
 	Recomputed    uint64 // those of them whose prompt was computed here instead
 	Unparked      uint64 // those of them that were given up because others needed their blocks
 	CacheResets   uint64 // of the prefix cache
-	Peers         int    // connected peer engines
+
+	TierLooking  int    // requests that wait for the CPU tier's answer
+	TierLoading  int    // requests that wait for a copy out of it
+	TierCopies   int    // copies from and to it
+	TierQueries  uint64 // prompt tokens that it was asked for
+	TierTokens   uint64 // tokens that it brought
+	TierShort    uint64 // tokens that it was said to have and did not bring
+	TierStored   uint64 // tokens that it was given
+	TierTimeouts uint64 // answers that did not come in time
+
+	Peers int // connected peer engines
 }
 
 // Coordinates is what a router must know to pair this engine with another.
@@ -49,6 +59,8 @@ type Coordinates struct {
 	BlockSize    int             `json:"block_size"`
 	Model        string          `json:"model"`
 	Role         connector.Role  `json:"role"`
+	// P2PAddress is the "host:port" at which peers ask for blocks of the CPU tier; "": they cannot.
+	P2PAddress string `json:"p2p_address,omitempty"`
 }
 
 // ModelInfo describes the model that is served.

@@ -56,6 +56,8 @@ type live struct {
 	text   *text
 	ends   []kv.Token // that end it and have no text
 
+	tierTokens map[string]int // by tier
+
 	ended    bool
 	unfollow atomic.Pointer[func() bool] // stops following the client's context
 
@@ -89,5 +91,6 @@ func (l *live) coreRequest() core.Request {
 	return core.Request{
 		ID: l.ID, Prompt: l.Prompt, MaxTokens: l.MaxTokens, StopTokens: l.StopTokens, IgnoreEOS: l.IgnoreEOS,
 		Keys: core.Keys{Salt: l.CacheSalt}, Params: l.Params,
+		Tier: core.TierSpec{MaxLoad: l.Tier.MaxLoad, MaxStore: l.Tier.MaxOffload, Whole: l.Tier.Decoder != ""},
 	}
 }

@@ -13,6 +13,12 @@ type P2PParams struct {
 	// Prefiller prefills the request, Source may have blocks of it; nil: not named, or not in full.
 	// With both, the Prefiller counts.
 	Prefiller, Source *P2PRemote
+
+	// MaxOffload and MaxLoad bound the tokens, from the first of the prompt on, whose blocks the tier
+	// keeps and gives; nil: no bound.
+	MaxOffload, MaxLoad *int
+	// LoadTiers says which tiers behind the CPU's may be asked: nil all, none if it is empty.
+	LoadTiers []TierMatch
 }
 
 // P2PRemote is a peer and the id of the transaction with it.
@@ -23,7 +29,7 @@ type P2PRemote struct {
 }
 
 // ParseP2PParams reads the sub-maps remote_decoder, remote_prefiller and remote_kv_source of a
-// kv_transfer_params object. Absent, null and incomplete ones name nobody; other keys are for
+// kv_transfer_params object, and max_offload_tokens, max_load_tokens and kv_load_tiers beside them. Absent, null and incomplete ones name nobody; other keys are for
 // ParseTransferParams. Every error is a *ParamError.
 //
 // Stricter than stock, which looks at no type and sends what it is given: ids are texts of at most
@@ -57,6 +63,9 @@ func ParseP2PParams(raw []byte) (P2PParams, error) {
 		if r.ID != "" && r.Host != "" && r.Port != 0 {
 			*f.to = &r
 		}
+	}
+	if err := p.tierParams(fields); err != nil {
+		return P2PParams{}, err
 	}
 	return p, nil
 }

@@ -37,6 +37,7 @@ type engineFlags struct {
 	drain       time.Duration
 	randomIDs   bool
 	cfg         engine.Config
+	tier        tierFlags
 	log         logFlags
 }
 
@@ -52,7 +53,8 @@ func newEngine() *cobra.Command {
 		Example: "  kvferry engine --role prefill --listen 127.0.0.1:8001\n" +
 			"  kvferry engine --role decode --listen 127.0.0.1:8002 --blocks 4096 --block-size 32\n" +
 			"  kvferry engine --model ./checkpoint          # a Llama checkpoint: config.json, model.safetensors, tokenizer.json\n" +
-			"  kvferry engine --role prefill --listen 10.0.0.5:8001 --side-channel 10.0.0.5:5600 --agent-listen 10.0.0.5:0",
+			"  kvferry engine --role prefill --listen 10.0.0.5:8001 --side-channel 10.0.0.5:5600 --agent-listen 10.0.0.5:0\n" +
+			"  kvferry engine --cpu-cache 256MiB --tier p2p,fs --fs ./blocks --p2p-listen 127.0.0.1:5710",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runEngine(cmd.Context(), cmd.OutOrStdout(), f) },
 	}
@@ -90,6 +92,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.randomIDs, "request-id-suffix", true, "append a random suffix to request ids, as vLLM does")
 	fl.StringSliceVar(&f.kvFaults, "inject-kv-fault", nil, "damage received KV, for testing: swap-blocks, zero-layer, zero-head, stale-block; needs --prefix-cache=false")
 	fl.DurationVar(&f.drain, "drain", 10*time.Second, "how long requests in flight and promised blocks may take after SIGTERM")
+	f.tier.add(fl)
 	f.log.add(fl)
 }
 
@@ -121,6 +124,7 @@ func (f *engineFlags) settings() (engine.Config, error) {
 	cfg.Role = connector.Role(f.role)
 	cfg.Mode = kv.TransferMode(f.mode)
 	cfg.NoPrefixCache = !f.prefixCache
+	cfg.Tier = f.tier.config()
 	cfg.LoadFailurePolicy = kv.LoadFailurePolicy(f.policy)
 	if !cfg.LoadFailurePolicy.Valid() {
 		return cfg, usagef("--kv-load-failure-policy %q is unknown, use fail or recompute", f.policy)
@@ -233,7 +237,11 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		return err
 	}
 	c := e.Coordinates()
-	fmt.Fprintf(w, "ready engine url=http://%s role=%s model=%s context=%s engine_id=%s side_channel=%s:%d\n",
+	ready := fmt.Sprintf("ready engine url=http://%s role=%s model=%s context=%s engine_id=%s side_channel=%s:%d",
 		l.Addr(), c.Role, c.Model, strconv.Itoa(e.MaxContext()), c.EngineID, c.Host, c.Port)
+	if c.P2PAddress != "" {
+		ready += " p2p=" + c.P2PAddress
+	}
+	fmt.Fprintln(w, ready)
 	return serve(ctx, l, srv.Server(), f.drain, e.Close)
 }

@@ -21,6 +21,7 @@ type job struct {
 	children []engine.Request
 	output   openai.Output
 	params   *kv.TransferParams // of the request
+	tier     wire.P2PParams     // likewise
 }
 
 // completionJob turns a checked body into requests. Errors are for asAPIError.
@@ -85,6 +86,9 @@ func (s *Server) prepare(j *job, asked string, rawParams json.RawMessage) error 
 	}
 	p, err := wire.ParseTransferParams(rawParams)
 	if err != nil {
+		return err
+	}
+	if j.tier, err = wire.ParseP2PParams(rawParams); err != nil {
 		return err
 	}
 	leg, err := wire.LegOf(&p)
@@ -153,6 +157,7 @@ func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sa
 		if p.Seed != nil {
 			r.Sampling.Seed = uint64(*p.Seed) + uint64(k)
 		}
+		r.Tier = j.tierOf(len(j.children))
 		if j.params != nil && (len(j.children) < j.n || !j.pulls()) {
 			own := *j.params
 			r.Params = &own

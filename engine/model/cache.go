@@ -199,3 +199,6 @@ func (c *Cache) HeadToken(layer int, id kv.BlockID, head, token int) []byte {
 func (c *Cache) row(layer int, blocks []kv.BlockID, position int) int {
 	return layer*c.layerStep + int(blocks[position/c.shape.BlockSize])*c.blockStep + position%c.shape.BlockSize*c.tokenStep
 }
+
+// Layers is the number of layers.
+func (c *Cache) Layers() int { return c.cfg.Layers }

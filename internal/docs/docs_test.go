@@ -143,7 +143,7 @@ func TestCommandLinesParse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z-]+)`).FindAllStringSubmatch(string(out), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(out), -1) {
 			if !regexp.MustCompile(m[1] + `\b`).MatchString(readme) {
 				t.Errorf("README.md does not show %s of kvferry %s", m[1], command)
 			}

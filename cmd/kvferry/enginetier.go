@@ -1,0 +1,34 @@
+package main
+
+import (
+	"github.com/spf13/pflag"
+
+	"github.com/kvferry/kvferry/engine"
+)
+
+// tierFlags are those of `kvferry engine` about the CPU tier.
+type tierFlags struct {
+	memory   byteSize
+	fsBudget byteSize
+	cfg      engine.TierConfig
+}
+
+func (f *tierFlags) add(fl *pflag.FlagSet) {
+	f.fsBudget = 1 << 30
+	fl.Var(&f.memory, "cpu-cache", "`SIZE` of the CPU tier, such as 256MiB: KV blocks that the KV cache evicts stay there; 0: none")
+	fl.StringSliceVar(&f.cfg.Secondaries, "tier", nil, "`TIERS` behind the CPU tier, in the order in which they are asked: p2p (other engines' CPU tiers), fs (files)")
+	fl.StringVar(&f.cfg.FSDir, "fs", "", "`DIR` of the file tier; blocks there outlive the engine")
+	fl.Var(&f.fsBudget, "fs-size", "`SIZE` that the files may have together")
+	fl.StringVar(&f.cfg.P2PListen, "p2p-listen", "127.0.0.1:0", "`HOST:PORT` where peers ask for blocks of the CPU tier; port 0 picks a free one")
+	fl.StringVar(&f.cfg.P2PAdvertise, "p2p-advertise", "", "`HOST[:PORT]` that peers know it by; default: --p2p-listen")
+	fl.StringVar(&f.cfg.P2PAgentListen, "p2p-agent-listen", "", "`HOST:PORT` where peers send blocks of the CPU tier; default: the host of --p2p-listen and a free port")
+	fl.StringVar(&f.cfg.HashSeed, "hash-seed", engine.DefaultHashSeed, "`SEED` of block hashes; engines with different ones share no blocks")
+	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its blocks before it is computed; default: 60s")
+}
+
+// config is the tier's part of an engine's configuration.
+func (f *tierFlags) config() engine.TierConfig {
+	c := f.cfg
+	c.Memory, c.FSBudget = int64(f.memory), int64(f.fsBudget)
+	return c
+}
