@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -9,10 +10,9 @@ import (
 	"strconv"
 	"time"
 
-	"crypto/sha256"
-
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/tier/p2p"
+	"github.com/kvferry/kvferry/tier/p2p/session"
 )
 
 // The tiers behind the CPU's that TierConfig.Secondaries may name.
@@ -52,6 +52,10 @@ type TierConfig struct {
 	// P2PAgentListen is the HOST:PORT of the transfer agent for blocks of peers. Default: P2PListen's
 	// host and a free port.
 	P2PAgentListen string
+
+	// P2PStore is the "host:port" of a node that keeps blocks for others: it is offered every block that
+	// is kept here, and asked for those of requests that name no source. Default: none.
+	P2PStore string
 
 	p2p func(*p2p.Config) // of tests
 }
@@ -119,6 +123,9 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 	if t.FSBudget < 0 {
 		bad("file tier of %d bytes", t.FSBudget)
 	}
+	if t.P2PStore != "" && !t.has(TierP2P) {
+		bad("store %s is reached by tier %s, which is off", t.P2PStore, TierP2P)
+	}
 	if t.has(TierP2P) {
 		c.validateP2P(bad)
 	}
@@ -126,6 +133,11 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 
 func (c Config) validateP2P(bad func(format string, args ...any)) {
 	t := c.Tier
+	if t.P2PStore != "" {
+		if _, err := session.ParsePeer(t.P2PStore); err != nil {
+			bad("store: %v", err)
+		}
+	}
 	for _, a := range []struct{ name, addr string }{{"p2p", t.P2PListen}, {"p2p agent", t.P2PAgentListen}} {
 		host, _, err := net.SplitHostPort(a.addr)
 		switch {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/agent/choose"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/fs"
@@ -129,7 +130,7 @@ func (t *tierParts) newPeers(cfg Config, facts TierFacts) (*p2p.Tier, error) {
 	t.name = cfg.p2pName(ln.Addr().(*net.TCPAddr))
 	pc := p2p.Config{
 		Listener: ln, Name: t.name, Agent: t.agent, Base: t.base, Blocks: len(t.memory) / t.blockLen, BlockLen: t.blockLen,
-		Fingerprint: facts.Fingerprint, HashSeed: facts.HashSeed, Instance: newUUID(), HostID: hostID(),
+		Fingerprint: facts.Fingerprint, HashSeed: facts.HashSeed, Instance: newUUID(), HostID: choose.HostID(), Store: cfg.Tier.P2PStore,
 		OnNote: func(n session.Note) { logNote(cfg.Log, n) },
 	}
 	if cfg.Tier.p2p != nil {

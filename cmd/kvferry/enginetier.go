@@ -22,6 +22,7 @@ func (f *tierFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.P2PListen, "p2p-listen", "127.0.0.1:0", "`HOST:PORT` where peers ask for blocks of the CPU tier; port 0 picks a free one")
 	fl.StringVar(&f.cfg.P2PAdvertise, "p2p-advertise", "", "`HOST[:PORT]` that peers know it by; default: --p2p-listen")
 	fl.StringVar(&f.cfg.P2PAgentListen, "p2p-agent-listen", "", "`HOST:PORT` where peers send blocks of the CPU tier; default: the host of --p2p-listen and a free port")
+	fl.StringVar(&f.cfg.P2PStore, "p2p-store", "", "`HOST:PORT` of a store: it is offered the blocks that are kept here, and asked for those of requests that name no source")
 	fl.StringVar(&f.cfg.HashSeed, "hash-seed", engine.DefaultHashSeed, "`SEED` of block hashes; engines with different ones share no blocks")
 	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its blocks before it is computed; default: 60s")
 }
