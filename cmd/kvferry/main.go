@@ -39,6 +39,6 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUp(), newEngine(), newRouter())
+	root.AddCommand(newUp(), newEngine(), newRouter(), newStore())
 	return root
 }

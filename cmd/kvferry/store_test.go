@@ -1,0 +1,156 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func storeUp(t *testing.T, args ...string) *process {
+	t.Helper()
+	return serverUp(t, append([]string{"store", "--listen", "127.0.0.1:0", "--p2p-listen", "127.0.0.1:0"}, args...)...)
+}
+
+// number adds up one number of a store's /metrics over its namespaces; -1 while it is not there.
+func number(store *process, name string) float64 {
+	resp, err := http.Get(store.ready["url"] + "/metrics")
+	if err != nil {
+		return -1
+	}
+	defer resp.Body.Close()
+	page, _ := io.ReadAll(resp.Body)
+	sum := -1.0
+	for _, line := range strings.Split(string(page), "\n") {
+		if !strings.HasPrefix(line, name+"{") {
+			continue
+		}
+		v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+		if err != nil {
+			return -1
+		}
+		sum = max(0, sum) + v
+	}
+	return sum
+}
+
+// What one engine has offered another gets when the first is gone, over shared memory and over TCP; what
+// was on its way when the store was told to stop is there when it is started again.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for _, transport := range []string{"auto", "tcp"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "blocks")
+			args := []string{"--size", "16MiB", "--fs", dir, "--fs-size", "16MiB", "--transport", transport}
+			store := storeUp(t, args...)
+			a := newCPUTier(t, store, "a model")
+			a.compute(blockKeys(0, 20))
+			eventually(t, "the store has them", func() bool {
+				return number(store, "kvferry_store_blocks") == 20 && number(store, "kvferry_store_files") == 20
+			})
+			a.close()
+			b := newCPUTier(t, store, "a model")
+			if got := b.fetch(blockKeys(0, 22)); got != strings.Repeat("+", 20)+"--" {
+				t.Errorf("another engine gets %s", got)
+			}
+			b.compute(blockKeys(20, 60))
+			eventually(t, "the store has begun", func() bool {
+				return number(store, "kvferry_store_offers_total") >= 60 && number(store, "kvferry_store_offers_waiting") == 0
+			})
+			store.signal(syscall.SIGTERM)
+			if code := store.wait(); code != 0 {
+				t.Fatalf("exit status %d:\n%s", code, store.output())
+			}
+			again := storeUp(t, args...)
+			again.waitLine(func(l string) bool { return strings.Contains(l, "found 60 blocks") && strings.Contains(l, "dropped 0") })
+			c := newCPUTier(t, again, "a model")
+			if got := c.fetch(blockKeys(10, 62)); got != strings.Repeat("+", 50)+"--" {
+				t.Errorf("after a restart: %s", got)
+			}
+		})
+	}
+}
+
+// HTTP tells how the store is; what it does not know costs one line.
+func TestStoreHTTP(t *testing.T) {
+	t.Parallel()
+	store := storeUp(t)
+	get := func(path string) (int, string) {
+		t.Helper()
+		resp, err := http.Get(store.ready["url"] + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(b)
+	}
+	if code, body := get("/health"); code != 200 || body != "{\"status\":\"ok\"}\n" {
+		t.Errorf("/health: %d %s", code, body)
+	}
+	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "kvferry_store_peers_refused_total 0") {
+		t.Errorf("/metrics: %d %s", code, body)
+	}
+	if code, body := get("/v1/completions"); code != 404 || !strings.Contains(body, "/health and /metrics") || strings.Count(body, "\n") != 1 {
+		t.Errorf("/v1/completions: %d %s", code, body)
+	}
+	newCPUTier(t, store, "a model")
+	other := launch(t, "store", "--listen", "127.0.0.1:0", "--p2p-listen", store.ready["p2p"])
+	if code := other.wait(); code != 1 || !strings.Contains(other.output(), "in use by another program") {
+		t.Errorf("a port in use: %d %s", code, other.output())
+	}
+	if _, body := get("/metrics"); !strings.Contains(body, "kvferry_store_blocks_room{namespace=") {
+		t.Errorf("/metrics: %s", body)
+	}
+	store.signal(syscall.SIGTERM)
+	if code := store.wait(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
+
+// One store has the folder; a second is told which, and ends.
+func TestStoreFolderInUse(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	store := storeUp(t, "--fs", dir)
+	e := newCPUTier(t, store, "a model")
+	e.compute(blockKeys(0, 1))
+	eventually(t, "a file", func() bool { return number(store, "kvferry_store_files") == 1 })
+	other := launch(t, "store", "--listen", "127.0.0.1:0", "--p2p-listen", "127.0.0.1:0", "--fs", dir)
+	if code := other.wait(); code != 1 || !strings.Contains(other.output(), "another process") {
+		t.Errorf("exit status %d: %s", code, other.output())
+	}
+}
+
+func TestStoreUsage(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--sze 1GiB":                 "did you mean --size?",
+		"--size much":                "256MiB",
+		"--size 0":                   "more than 0",
+		"--namespaces 0":             "1 to 64",
+		"--transport carrier-pigeon": "use auto, shm, tcp",
+		"--p2p-listen 0.0.0.0:0":     "--advertise-host",
+		"--agent-listen :0":          "--advertise-host",
+		"--p2p-listen nonsense":      "HOST:PORT",
+		"an-argument":                "takes no arguments",
+		"--p2p-listen 127.0.0.1:0 --listen 127.0.0.1:0 --fs " + file: "not a directory",
+	} {
+		p := launch(t, append([]string{"store"}, strings.Fields(args)...)...)
+		if code := p.wait(); code == 0 || !strings.Contains(p.output(), want) || strings.Count(p.output(), "\n") > 1 {
+			t.Errorf("%s: exit status %d, %q", args, code, p.output())
+		}
+	}
+}
