@@ -27,4 +27,11 @@
 // The slots belong to the Manager. The engine writes to those of a Reservation until Commit and reads
 // those of a Use until EndUse; a tier fills those of a load until it reports LoadEnded with stopped,
 // or LoadStopped, and reads those of a store until StoreEnded. Nobody touches others.
+//
+// # Checksums
+//
+// Commit takes the CRC32C of each block, and it goes where the block goes: files are written and read with
+// it, and peers are told it when a fetch is done (wire.CapP2PSums), so that bytes that were damaged in the
+// source's memory, on its disk or on the way are a miss for the reader. Use reads without looking,
+// unless Config.VerifyUse says otherwise. Config.InjectFault shows that all of that works.
 package tier

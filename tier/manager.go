@@ -23,6 +23,13 @@ type Config struct {
 	// OnChange is called when a Lookup that said Pending may say something else. It must not block
 	// and must not call the Manager; nil: nobody is told.
 	OnChange func()
+	// VerifyUse makes Use compare the blocks with their checksums first. A damaged one is forgotten, and
+	// the Use fails. It costs reading each block once more.
+	VerifyUse bool
+	// InjectFault damages each block that is committed, one of the faults in turn per block, after its
+	// checksum was taken. It is a self-test, as of `kvferry up --check`: whoever gets such a block, an
+	// engine by Use or a peer by a fetch, must find it to be a miss. It implies VerifyUse.
+	InjectFault []Fault
 }
 
 // Validate reports a configuration that cannot work.
@@ -36,6 +43,11 @@ func (c Config) Validate() error {
 			return fmt.Errorf("cpu tier: two tiers are called %s", s.Name())
 		}
 		names[s.Name()] = true
+	}
+	for _, f := range c.InjectFault {
+		if !slices.Contains(Faults, f) {
+			return fmt.Errorf("cpu tier: the fault %q is unknown, there are %q", f, Faults)
+		}
 	}
 	return c.core().Validate()
 }
@@ -51,6 +63,7 @@ type Manager struct {
 		sync.Mutex
 		m      *core.Machine
 		closed bool
+		faults uint64 // injected
 	}
 }
 
@@ -115,10 +128,32 @@ func (t *Manager) Lookup(req kv.RequestID, keys []core.Key) (out []core.Verdict)
 	return out
 }
 
-// Use lets the engine read the blocks of keys, all or none, until EndUse.
+// Use lets the engine read the blocks of keys, all or none, until EndUse. It fails when one of them is
+// not there any more, or was damaged (Config.VerifyUse).
 func (t *Manager) Use(keys []core.Key) (id core.JobID, slots []core.Slot, ok bool) {
-	t.do(func(m *core.Machine) { id, slots, ok = m.Use(keys) })
-	return id, slots, ok
+	var sums []core.Sum
+	t.do(func(m *core.Machine) {
+		if id, slots, ok = m.Use(keys); ok {
+			_, sums = m.Blocks(id)
+		}
+	})
+	if !ok || !t.cfg.VerifyUse && len(t.cfg.InjectFault) == 0 {
+		return id, slots, ok
+	}
+	var damaged []core.Key
+	for i, s := range slots {
+		if sums[i].Known && core.SumOf(t.Block(s)) != sums[i] {
+			damaged = append(damaged, keys[i])
+		}
+	}
+	if len(damaged) == 0 {
+		return id, slots, true
+	}
+	t.do(func(m *core.Machine) {
+		m.EndUse(id)
+		m.Forget(damaged)
+	})
+	return 0, nil, false
 }
 
 // EndUse ends a Use.
@@ -130,8 +165,28 @@ func (t *Manager) Reserve(req kv.RequestID, keys []core.Key) (res core.Reservati
 	return res, ok
 }
 
-// Commit ends a Reservation; ok says that its blocks are written whole. The engine writes no more.
-func (t *Manager) Commit(id core.JobID, ok bool) { t.do(func(m *core.Machine) { m.Commit(id, ok) }) }
+// Commit ends a Reservation; ok says that its blocks are written whole. The engine writes no more. It
+// reads the blocks, for the checksums that stay with them, without holding up anybody else.
+func (t *Manager) Commit(id core.JobID, ok bool) {
+	var slots []core.Slot
+	if ok {
+		t.do(func(m *core.Machine) { slots, _ = m.Blocks(id) })
+	}
+	sums := t.sums(slots)
+	t.inject(slots)
+	t.do(func(m *core.Machine) {
+		m.SetSums(id, sums)
+		m.Commit(id, ok)
+	})
+}
+
+func (t *Manager) sums(slots []core.Slot) []core.Sum {
+	sums := make([]core.Sum, len(slots))
+	for i, s := range slots {
+		sums[i] = core.SumOf(t.Block(s))
+	}
+	return sums
+}
 
 // Reset forgets all blocks, and waits for nobody.
 func (t *Manager) Reset() { t.do(func(m *core.Machine) { m.Reset() }) }
@@ -215,7 +270,24 @@ type host struct {
 func (h *host) Block(s core.Slot) []byte { return h.t.Block(s) }
 
 func (h *host) LoadEnded(id core.JobID, good []bool, stopped bool) {
-	h.t.do(func(m *core.Machine) { m.LoadEnded(id, good, stopped) })
+	var slots []core.Slot
+	if slices.Contains(good, true) {
+		h.t.do(func(m *core.Machine) { slots, _ = m.Blocks(id) })
+	}
+	sums := make([]core.Sum, len(slots))
+	for i, s := range slots {
+		if i < len(good) && good[i] {
+			sums[i] = core.SumOf(h.t.Block(s))
+		}
+	}
+	h.LoadSummed(id, good, sums, stopped)
+}
+
+func (h *host) LoadSummed(id core.JobID, good []bool, sums []core.Sum, stopped bool) {
+	h.t.do(func(m *core.Machine) {
+		m.SetSums(id, sums)
+		m.LoadEnded(id, good, stopped)
+	})
 }
 
 func (h *host) LoadStopped(id core.JobID) { h.t.do(func(m *core.Machine) { m.LoadStopped(id) }) }

@@ -67,8 +67,10 @@ type Secondary interface {
 type Host interface {
 	// Block is a slot's memory.
 	Block(core.Slot) []byte
-	// LoadEnded, LoadStopped and StoreEnded end jobs; see core.Machine.
+	// LoadEnded, LoadStopped and StoreEnded end jobs; see core.Machine. LoadSummed is LoadEnded by a tier
+	// that has read the blocks and knows their checksums; LoadEnded reads them for that.
 	LoadEnded(id core.JobID, good []bool, stopped bool)
+	LoadSummed(id core.JobID, good []bool, sums []core.Sum, stopped bool)
 	LoadStopped(core.JobID)
 	StoreEnded(id core.JobID, ok bool)
 	// Serve answers a peer of this tier, with every hit pinned; Unpin gives pins back.

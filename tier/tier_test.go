@@ -41,14 +41,21 @@ type engine struct {
 
 func newEngine(t *testing.T, memory []byte, secondaries ...tier.Secondary) *engine {
 	t.Helper()
+	return newEngineWith(t, memory, func(*tier.Config) {}, secondaries...)
+}
+
+func newEngineWith(t *testing.T, memory []byte, change func(*tier.Config), secondaries ...tier.Secondary) *engine {
+	t.Helper()
 	e := &engine{t: t, changed: make(chan struct{}, 1)}
 	var err error
-	e.m, err = tier.New(tier.Config{Memory: memory, BlockLen: blockLen, Secondaries: secondaries, OnChange: func() {
+	cfg := tier.Config{Memory: memory, BlockLen: blockLen, Secondaries: secondaries, OnChange: func() {
 		select {
 		case e.changed <- struct{}{}:
 		default:
 		}
-	}})
+	}}
+	change(&cfg)
+	e.m, err = tier.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

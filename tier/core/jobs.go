@@ -178,7 +178,9 @@ func (m *Machine) store(tier int, req kv.RequestID, blocks []*block) {
 		m.pool.pin(b)
 	}
 	id := m.open(jobStore, tier, req, live)
-	m.out = append(m.out, Store{Tier: tier, Job: describe(id, req, live)})
+	job := describe(id, req, live)
+	_, job.Sums = m.Blocks(id)
+	m.out = append(m.out, Store{Tier: tier, Job: job})
 }
 
 // StoreEnded ends a store, well or not.

@@ -40,7 +40,7 @@ func (m *Machine) Serve(tier int, keys []Key, p Prober) []Served {
 		if v == Hit {
 			b := m.pool.index[k]
 			m.pool.pin(b)
-			out[i].Pin, out[i].Slot = PinID(m.nextID()), b.slot
+			out[i].Pin, out[i].Slot, out[i].Sum = PinID(m.nextID()), b.slot, b.sum
 			m.pins[out[i].Pin] = b
 		}
 	}

@@ -17,6 +17,7 @@ type block struct {
 	state  blockState
 	pins   int
 	rank   uint64
+	sum    Sum
 	at     int // place in the heap of victims, -1 for none
 	parked []parked
 }
@@ -117,6 +118,18 @@ func (p *Pool) drop(b *block) {
 	delete(p.index, b.key)
 	b.state = gone
 	p.free = append(p.free, b.slot)
+}
+
+// forget takes a ready block out; its slot is free once nobody reads it.
+func (p *Pool) forget(b *block) {
+	if b.pins > 0 {
+		delete(p.index, b.key)
+		b.state = gone
+		p.held++
+		return
+	}
+	heap.Remove(&p.victims, b.at)
+	p.drop(b)
 }
 
 func (p *Pool) pin(b *block) {

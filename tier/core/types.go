@@ -48,6 +48,8 @@ type Job struct {
 	Req   kv.RequestID // on whose behalf; empty for a peer's
 	Keys  []Key
 	Slots []Slot
+	// Sums are of the slots' content; nil for a load.
+	Sums []Sum
 }
 
 // Action is what the driver is to carry out, in order: Load, Store or End.
@@ -86,6 +88,7 @@ type Served struct {
 	Verdict Verdict
 	Pin     PinID
 	Slot    Slot
+	Sum     Sum
 }
 
 // Stats are counts for people.
@@ -97,4 +100,6 @@ type Stats struct {
 	// RefusedPromotions found no room, RefusedStores no place in the ledger, RefusedPins no more of
 	// the peers' share. Strays are ends of jobs that had ended or never were.
 	RefusedPromotions, RefusedStores, RefusedPins, Strays uint64
+	// Damaged blocks were forgotten, because their content was not what had been written.
+	Damaged uint64
 }

@@ -107,29 +107,33 @@ func short(err error) error {
 }
 
 // readBlock fills dst from a file, or says why its content cannot be used; dst is then of no meaning.
-func readBlock(path string, f facts, key core.Key, dst []byte) error {
+func readBlock(path string, f facts, key core.Key, dst []byte) (core.Sum, error) {
+	h, err := readChecked(path, f, key, dst)
+	return core.Sum{CRC: h.sum, Known: err == nil}, err
+}
+
+func readChecked(path string, f facts, key core.Key, dst []byte) (h head, err error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return err
+		return h, err
 	}
 	defer func() { _ = file.Close() }() // it was only read
-	h, err := readHead(file, f)
-	if err != nil {
-		return err
+	if h, err = readHead(file, f); err != nil {
+		return h, err
 	}
 	if h.key != key || h.payload != uint64(len(dst)) {
-		return fmt.Errorf("%w: it holds %d bytes of key %x", ErrForeign, h.payload, string(h.key))
+		return h, fmt.Errorf("%w: it holds %d bytes of key %x", ErrForeign, h.payload, string(h.key))
 	}
 	if _, err := io.ReadFull(file, dst); err != nil {
-		return short(err)
+		return h, short(err)
 	}
 	if n, _ := file.Read(make([]byte, 1)); n != 0 {
-		return fmt.Errorf("%w: more bytes follow", ErrTorn)
+		return h, fmt.Errorf("%w: more bytes follow", ErrTorn)
 	}
 	if crc32.Checksum(dst, castagnoli) != h.sum {
-		return ErrSum
+		return h, ErrSum
 	}
-	return nil
+	return h, nil
 }
 
 // writeBlock writes a file under tmp, makes sure that it is on the disk, and gives it its name.

@@ -56,6 +56,15 @@ func (h *fakeHost) LoadEnded(id core.JobID, good []bool, stopped bool) {
 	h.ended <- id
 }
 
+func (h *fakeHost) LoadSummed(id core.JobID, good []bool, sums []core.Sum, stopped bool) {
+	for i, ok := range good {
+		if ok != sums[i].Known {
+			panic("a block that is whole has its sum, and no other")
+		}
+	}
+	h.LoadEnded(id, good, stopped)
+}
+
 func (h *fakeHost) StoreEnded(id core.JobID, ok bool) {
 	h.mu.Lock()
 	if _, twice := h.saved[id]; twice {

@@ -59,6 +59,7 @@ type Stats struct {
 	Loads, Stores           uint64 // blocks
 	FailedLoads, NotStored  uint64 // blocks
 	Dropped, Evicted        uint64 // files
+	Damaged                 uint64 // blocks that were not stored, because they were damaged in memory
 	QueuedLoads, QueuedJobs int
 }
 

@@ -34,7 +34,8 @@ func (t *Tier) work() {
 				end()
 			}
 		case load != nil:
-			t.host.LoadEnded(load.ID, t.load(load), true)
+			good, sums := t.load(load)
+			t.host.LoadSummed(load.ID, good, sums, true)
 		case store != nil:
 			t.host.StoreEnded(store.ID, t.store(store))
 		default:
@@ -44,8 +45,8 @@ func (t *Tier) work() {
 }
 
 // load fills the job's slots, each for itself.
-func (t *Tier) load(j *core.Job) []bool {
-	good := make([]bool, len(j.Keys))
+func (t *Tier) load(j *core.Job) (good []bool, sums []core.Sum) {
+	good, sums = make([]bool, len(j.Keys)), make([]core.Sum, len(j.Keys))
 	for i, k := range j.Keys {
 		t.mu.Lock()
 		there := t.mu.index.read(k)
@@ -54,15 +55,15 @@ func (t *Tier) load(j *core.Job) []bool {
 		}
 		t.mu.Unlock()
 		if there {
-			good[i] = t.loadOne(k, t.host.Block(j.Slots[i]))
+			sums[i], good[i] = t.loadOne(k, t.host.Block(j.Slots[i]))
 		}
 	}
-	return good
+	return good, sums
 }
 
-func (t *Tier) loadOne(k core.Key, dst []byte) bool {
+func (t *Tier) loadOne(k core.Key, dst []byte) (core.Sum, bool) {
 	path := t.path(k)
-	err := readBlock(path, t.facts, k, dst)
+	sum, err := readBlock(path, t.facts, k, dst)
 	if err == nil {
 		t.touch(path)
 	}
@@ -81,14 +82,18 @@ func (t *Tier) loadOne(k core.Key, dst []byte) bool {
 	if err != nil && t.cfg.OnDropped != nil {
 		t.cfg.OnDropped(Dropped{path, err})
 	}
-	return err == nil
+	return sum, err == nil
 }
 
 // store writes the job's blocks. It is well when all of them are there, by this job or an earlier one.
 func (t *Tier) store(j *core.Job) bool {
 	all := true
 	for i, k := range j.Keys {
-		if err := t.storeOne(k, t.host.Block(j.Slots[i])); err != nil {
+		var sum core.Sum
+		if i < len(j.Sums) {
+			sum = j.Sums[i]
+		}
+		if err := t.storeOne(k, t.host.Block(j.Slots[i]), sum); err != nil {
 			all = false
 			t.mu.Lock()
 			t.mu.stats.NotStored++
@@ -98,9 +103,15 @@ func (t *Tier) store(j *core.Job) bool {
 	return all
 }
 
-func (t *Tier) storeOne(k core.Key, payload []byte) error {
+func (t *Tier) storeOne(k core.Key, payload []byte, sum core.Sum) error {
 	if len(k) == 0 || len(k) > maxKey {
 		return fmt.Errorf("a key of %d bytes", len(k))
+	}
+	if sum.Known && core.SumOf(payload) != sum {
+		t.mu.Lock()
+		t.mu.stats.Damaged++
+		t.mu.Unlock()
+		return fmt.Errorf("in memory: %w", ErrSum)
 	}
 	path := t.path(k)
 	t.mu.Lock()

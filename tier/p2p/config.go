@@ -81,8 +81,9 @@ func (c Config) session() session.Config {
 		Fingerprint: c.Fingerprint, HashSeed: c.HashSeed, Extension: ext,
 	}
 	s.Store = session.PeerID(c.Store)
+	ext.Capabilities = []string{wire.CapP2PSums}
 	if c.Offers != nil {
-		ext.Capabilities = []string{wire.CapP2PStore}
+		ext.Capabilities = append(ext.Capabilities, wire.CapP2PStore)
 	}
 	if c.Agent != nil {
 		s.Revocable = c.Agent.Capabilities().Revocable

@@ -35,6 +35,10 @@ const (
 	// defaultSilence bounds the time without progress of a transfer.
 	defaultSilence = 30 * time.Second
 
+	// checkShareDiv: one part in this many of the cores may compute checksums of what peers wrote; the rest
+	// is the engine's.
+	checkShareDiv = 2
+
 	// waitingPosts bounds the transfers that wait for a place in the agent.
 	waitingPosts = 4096
 )

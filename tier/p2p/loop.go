@@ -159,7 +159,11 @@ func (l *loop) act(a session.Action) {
 		t.fail(a.Req)
 		l.woken = true
 	case session.LoadEnded:
-		t.host.LoadEnded(a.Job, l.allGood(a), a.Stopped)
+		if a.OK {
+			t.check(a)
+		} else {
+			t.host.LoadEnded(a.Job, nil, a.Stopped)
+		}
 	case session.LoadStopped:
 		t.host.LoadStopped(a.Job)
 	case session.StoreEnded:
@@ -179,14 +183,6 @@ func (l *loop) act(a session.Action) {
 			t.cfg.OnNote(a)
 		}
 	}
-}
-
-// allGood is the verdict of a load, which is whole or not at all.
-func (l *loop) allGood(a session.LoadEnded) []bool {
-	if !a.OK {
-		return nil
-	}
-	return slices.Repeat([]bool{true}, a.Blocks)
 }
 
 // serve answers a peer's lookup from the Manager's book. Changes are let through before that, so that

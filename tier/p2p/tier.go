@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime"
 	"strconv"
 	"sync"
 
@@ -27,6 +28,7 @@ type Tier struct {
 	closing   chan struct{}
 	loop      *loop
 	admission chan struct{} // cap 1; nil when the agent admits several peers at once
+	checking  chan struct{} // places for goroutines that read blocks
 
 	mu struct {
 		sync.Mutex
@@ -65,6 +67,7 @@ func New(cfg Config) (*Tier, error) {
 		cfg: cfg, wake: make(chan struct{}, 1), messages: make(chan session.Event, receivedMessages), closing: make(chan struct{}),
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.checking = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/checkShareDiv))
 	if cfg.Port != nil {
 		t.messages = cfg.Port.messages
 	}
@@ -217,7 +220,7 @@ func (t *Tier) Load(j core.Job) {
 
 // Store is Secondary.Store.
 func (t *Tier) Store(j core.Job) {
-	t.post(session.Supply{Req: j.Req, Job: j.ID, Keys: j.Keys, Slots: j.Slots})
+	t.post(session.Supply{Req: j.Req, Job: j.ID, Keys: j.Keys, Slots: j.Slots, Sums: j.Sums})
 }
 
 // Changed is Secondary.Changed.

@@ -85,12 +85,17 @@ type (
 		Req kv.RequestID
 		Why string
 	}
-	// LoadEnded: all Blocks of a load are whole, or none. Unless Stopped, something may still write
-	// its slots, and LoadStopped follows when nothing does.
+	// LoadEnded: all Blocks of a load have arrived, or none. Unless Stopped, something may still write
+	// its slots, and LoadStopped follows when nothing does. Of those that arrived, each is whole if its
+	// content has its sum; the sums are nil if the peer tells none.
 	LoadEnded struct {
 		Job         core.JobID
+		Peer        PeerID
 		Blocks      int
 		OK, Stopped bool
+		Keys        []core.Key
+		Slots       []core.Slot
+		Sums        []uint32
 	}
 	LoadStopped struct{ Job core.JobID }
 	StoreEnded  struct {

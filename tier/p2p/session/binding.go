@@ -92,6 +92,9 @@ func (h *Hub) supply(ev Supply) {
 	}
 	for i, key := range ev.Keys {
 		u := &supply{key: key, slot: ev.Slots[i], job: job, id: b.id}
+		if i < len(ev.Sums) {
+			u.sum = ev.Sums[i]
+		}
 		b.avail = append(b.avail, u)
 		h.unbound = append(h.unbound, u)
 		h.slots++

@@ -57,6 +57,7 @@ type load struct {
 	deadline *timer
 	ended    bool // the tier was told; what is due is only the peer's word
 	stopped  bool // nothing can write its slots
+	sums     []uint32
 }
 
 // open begins a transaction for a request.
@@ -202,7 +203,7 @@ func (l *load) end(ok bool) {
 		h.emit(Revoke{Job: l.job})
 		l.stopped = true
 	}
-	h.emit(LoadEnded{Job: l.job, Blocks: len(l.keys), OK: ok, Stopped: l.stopped})
+	h.emit(LoadEnded{Job: l.job, Peer: l.t.c.s.peer, Blocks: len(l.keys), OK: ok, Stopped: l.stopped, Keys: l.keys, Slots: l.slots, Sums: l.sums})
 	if l.stopped {
 		delete(h.loads, l.job)
 	}
@@ -303,8 +304,13 @@ func (c *clientRole) onDone(m wire.P2PTransferDone) {
 		}
 		return
 	}
+	ok := m.Success
+	if l.sums = m.Sums; ok && len(l.sums) != len(l.keys) && (l.sums != nil || c.s.theirs.Extension.Has(wire.CapP2PSums)) {
+		c.s.h.note(c.s.peer, "sums_missing", "round %d of %q: %d checksums for %d blocks", m.Round, m.ID, len(l.sums), len(l.keys))
+		ok = false
+	}
 	// Stock gives up a round's other transfers without waiting for their end.
-	l.settled(m.Success, m.Success || !c.s.stock())
+	l.settled(ok, m.Success || !c.s.stock())
 }
 
 func (c *clientRole) onAbortAck(m wire.P2PAbortAck) {

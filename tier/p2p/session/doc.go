@@ -16,7 +16,7 @@
 //	   │ grant; fetch(id, keys, indexes, round)              │
 //	   │ ──────────────────────────────────────────────────> │ WRITE
 //	   │ <════════════════════════════════════════ the bytes │
-//	   │ <──────────────────────────────────── transfer_done │ pins go when the agent has stopped
+//	   │ <────────────────────────────── transfer_done, sums │ pins go when the agent has stopped
 //	   │ revoke; the blocks are ready                        │
 //
 // A prefilling server is not asked first: the fetch waits there for what it computes (Supply).

@@ -43,6 +43,7 @@ type (
 		Job   core.JobID
 		Keys  []core.Key
 		Slots []core.Slot
+		Sums  []core.Sum // of the slots' content
 	}
 	// Finish ends a request: what it still waits for fails.
 	Finish struct{ Req kv.RequestID }
@@ -121,6 +122,12 @@ type (
 		Err      error
 	}
 	TransferStopped struct{ Transfer uint64 }
+	// Damaged: of a load that had arrived, some blocks are not what the peer says they are.
+	Damaged struct {
+		Peer   PeerID
+		Job    core.JobID
+		Blocks int
+	}
 )
 
 // Tick says that time has passed.
@@ -147,5 +154,6 @@ func (Granted) event()         {}
 func (PostFailed) event()      {}
 func (TransferEnded) event()   {}
 func (TransferStopped) event() {}
+func (Damaged) event()         {}
 func (Tick) event()            {}
 func (Shutdown) event()        {}

@@ -168,6 +168,8 @@ func (h *Hub) handle(ev Event) {
 		h.transferEnded(ev)
 	case TransferStopped:
 		h.transferStopped(ev.Transfer)
+	case Damaged:
+		h.note(ev.Peer, "blocks_damaged", "%d blocks of job %d do not have their checksums", ev.Blocks, ev.Job)
 	case Tick:
 	case Shutdown:
 		h.shutdown()

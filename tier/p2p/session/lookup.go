@@ -117,7 +117,7 @@ func (l *lookup) file(key core.Key, a core.Served) {
 	x = r.round(l.k)
 	x.looked = true
 	r.pins++
-	x.avail[key] = &supply{key: key, slot: a.Slot, pin: a.Pin, by: r}
+	x.avail[key] = &supply{key: key, slot: a.Slot, sum: a.Sum, pin: a.Pin, by: r}
 	x.keep()
 }
 

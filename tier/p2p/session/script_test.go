@@ -23,8 +23,8 @@ import (
 //	+<duration>                                    time passes
 //	begin <req> [source=<peer>/<id>] [everything] [decoder=<id>]
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
-//	supply <req> <job> <key>:<slot>…               finish <req>
-//	served <lookup> <key>=hit:<pin>:<slot> | <key>=miss | <key>=pending …
+//	supply <req> <job> <key>:<slot>[#<sum>]…               finish <req>
+//	served <lookup> <key>=hit:<pin>:<slot>[#<sum>] | <key>=miss | <key>=pending …
 //	call | changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
@@ -118,8 +118,14 @@ func (s *script) line(t *testing.T, line string) {
 		keys, slots := placesOf(t, f[3:])
 		ev = Fetch{Req: kv.RequestID(f[1]), Job: core.JobID(num(2)), Keys: keys, Slots: slots}
 	case f[0] == "supply":
+		var sums []core.Sum
+		for i, p := range f[3:] {
+			p, sum, known := strings.Cut(p, "#")
+			n, _ := strconv.ParseUint(sum, 10, 32)
+			f[3+i], sums = p, append(sums, core.Sum{CRC: uint32(n), Known: known})
+		}
 		keys, slots := placesOf(t, f[3:])
-		ev = Supply{Req: kv.RequestID(f[1]), Job: core.JobID(num(2)), Keys: keys, Slots: slots}
+		ev = Supply{Req: kv.RequestID(f[1]), Job: core.JobID(num(2)), Keys: keys, Slots: slots, Sums: sums}
 	case f[0] == "finish":
 		ev = Finish{Req: kv.RequestID(f[1])}
 	case f[0] == "served":
@@ -284,6 +290,14 @@ func answersOf(t *testing.T, f []string) []core.Served {
 			s.Verdict = core.Pending
 		case strings.HasPrefix(verdict, "hit"):
 			s.Verdict = core.Hit
+			verdict, sum, known := strings.Cut(verdict, "#")
+			if known {
+				n, err := strconv.ParseUint(sum, 10, 32)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.Sum = core.Sum{CRC: uint32(n), Known: true}
+			}
 			if _, err := fmt.Sscanf(verdict, "hit:%d:%d", &s.Pin, &s.Slot); err != nil {
 				t.Fatalf("%s: %v", a, err)
 			}
@@ -295,7 +309,7 @@ func answersOf(t *testing.T, f []string) []core.Served {
 
 // messageOf reads: connect [seed=] [blocklen=] [fingerprint=] [stock] [store] | ack | disconnect | offer <key>… |
 // lookup <id> <round> <key>… | resp <id> <key>=hit|miss… | fetch <id> <round> <key>:<index>… |
-// done <id> <round> ok|failed | abort <id> <round> | aborted <id> <round>
+// done <id> <round> ok|failed [sums=<n>,…] | abort <id> <round> | aborted <id> <round>
 func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 	round := func() uint64 {
 		n, err := strconv.ParseUint(f[2], 10, 64)
@@ -321,6 +335,8 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 				m.BaseAddr = n
 			case "instance":
 				m.Extension.Instance = value
+			case "sums":
+				m.Extension.Capabilities = []string{wire.CapP2PSums}
 			case "stock":
 				m.Extension = nil
 			case "store":
@@ -355,7 +371,17 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 		}
 		return m
 	case "done":
-		return wire.P2PTransferDone{ID: f[1], Round: round(), Success: f[3] == "ok"}
+		m := wire.P2PTransferDone{ID: f[1], Round: round(), Success: f[3] == "ok"}
+		if len(f) > 4 {
+			for _, n := range strings.Split(strings.TrimPrefix(f[4], "sums="), ",") {
+				sum, err := strconv.ParseUint(n, 10, 32)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Sums = append(m.Sums, uint32(sum))
+			}
+		}
+		return m
 	case "abort":
 		return wire.P2PAbortFetch{ID: f[1], Round: round()}
 	case "aborted":
@@ -378,13 +404,20 @@ func messageText(m wire.P2PMessage) string {
 	case *wire.P2POffer:
 		return fmt.Sprintf("offer %v", m.Keys)
 	case wire.P2PTransferDone:
-		return fmt.Sprintf("transfer_done %s %d %v", m.ID, m.Round, m.Success)
+		return fmt.Sprintf("transfer_done %s %d %v", m.ID, m.Round, m.Success) + sumsText(m.Sums)
 	case wire.P2PAbortFetch:
 		return fmt.Sprintf("abort_fetch %s %d", m.ID, m.Round)
 	case wire.P2PAbortAck:
 		return fmt.Sprintf("abort_ack %s %d", m.ID, m.Round)
 	}
 	return m.Type()
+}
+
+func sumsText(sums []uint32) string {
+	if sums == nil {
+		return ""
+	}
+	return fmt.Sprintf(" sums %v", sums)
 }
 
 func actionText(a Action) string {
@@ -414,7 +447,7 @@ func actionText(a Action) string {
 	case Fail:
 		return fmt.Sprintf("%s: fails: %s", a.Req, a.Why)
 	case LoadEnded:
-		return fmt.Sprintf("load %d ended ok=%v stopped=%v", a.Job, a.OK, a.Stopped)
+		return fmt.Sprintf("load %d ended ok=%v stopped=%v", a.Job, a.OK, a.Stopped) + sumsText(a.Sums)
 	case LoadStopped:
 		return fmt.Sprintf("load %d stopped", a.Job)
 	case StoreEnded:

@@ -37,6 +37,7 @@ func (r *serverRole) busy() bool { return len(r.rounds) > 0 || len(r.lookups) > 
 type supply struct {
 	key  core.Key
 	slot core.Slot
+	sum  core.Sum
 	pin  core.PinID
 	job  *storeJob // nil for a pin
 	by   *serverRole
@@ -73,8 +74,10 @@ type round struct {
 	by     *serverRole
 	looked bool // its supply comes from lookups: what is not here will not come
 	avail  map[core.Key]*supply
-	demand map[core.Key][]uint32
+	demand map[core.Key][]place
 	grant  agent.GrantID
+	sums   []uint32 // of what was fetched, in its order, as far as it has been posted
+	unsure bool     // a sum is not known
 
 	fetched   bool
 	remaining int // blocks wanted that have not arrived
@@ -85,10 +88,16 @@ type round struct {
 	over                                bool
 }
 
+// place is where a key of a fetch is to be written.
+type place struct {
+	block uint32 // of the peer's memory
+	at    int    // in the fetch
+}
+
 func (r *serverRole) round(k roundKey) *round {
 	x := r.rounds[k]
 	if x == nil {
-		x = &round{k: k, by: r, avail: map[core.Key]*supply{}, demand: map[core.Key][]uint32{}, moving: map[uint64]struct{}{}}
+		x = &round{k: k, by: r, avail: map[core.Key]*supply{}, demand: map[core.Key][]place{}, moving: map[uint64]struct{}{}}
 		r.rounds[k] = x
 	}
 	return x
@@ -120,8 +129,9 @@ func (r *serverRole) onFetch(m *wire.P2PFetch) {
 		x = r.round(k)
 	}
 	x.fetched, x.remaining, x.grant = true, len(m.Keys), m.Grant
+	x.sums = make([]uint32, len(m.Keys))
 	for i, key := range m.Keys {
-		x.demand[key] = append(x.demand[key], uint32(m.Indexes[i]))
+		x.demand[key] = append(x.demand[key], place{block: uint32(m.Indexes[i]), at: i})
 	}
 	x.match()
 	if len(x.demand) > 0 && x.looked {
@@ -182,7 +192,9 @@ func (x *round) match() {
 		used = append(used, u)
 		for _, p := range places {
 			post.Local = append(post.Local, u.slot)
-			post.Remote = append(post.Remote, p)
+			post.Remote = append(post.Remote, p.block)
+			x.sums[p.at] = u.sum.CRC
+			x.unsure = x.unsure || !u.sum.Known
 		}
 	}
 	if len(used) == 0 {
@@ -258,7 +270,7 @@ func (x *round) check() {
 		if !x.looked {
 			r.s.h.satisfied(x.k.id)
 		}
-		r.done(x.k, true)
+		r.delivered(x)
 	}
 }
 
@@ -278,6 +290,15 @@ func (x *round) release() {
 		delete(x.avail, key)
 		x.by.s.h.drop(u, false)
 	}
+}
+
+// delivered tells the peer that a round is done, and what it should have got.
+func (r *serverRole) delivered(x *round) {
+	m := wire.P2PTransferDone{ID: x.k.id, Success: true, Round: x.k.seq}
+	if !x.unsure && r.s.theirs.Extension.Has(wire.CapP2PSums) {
+		m.Sums = x.sums
+	}
+	r.s.send(m)
 }
 
 func (r *serverRole) done(k roundKey, ok bool) {

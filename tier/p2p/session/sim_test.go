@@ -100,6 +100,7 @@ func newSim(t *rapid.T, rigid bool) *sim {
 			conns: map[kv.Generation]*simConn{}, grants: map[core.JobID]simGrant{}, owed: map[agent.Name]bool{}, writable: map[core.Slot]core.JobID{}}
 		c := testConnect(n.name)
 		c.NumBlocks = len(n.mem)
+		c.Extension.Capabilities = []string{wire.CapP2PSums}
 		var err error
 		if n.hub, err = New(Config{Local: c, Revocable: !rigid, MaxPeers: 2, PeerPins: 3}); err != nil {
 			t.Fatal(err)
@@ -152,7 +153,7 @@ func (n *simNode) run() {
 				}
 				n.todo = append(n.todo, Fetch{Req: a.Job.Req, Job: a.Job.ID, Keys: a.Job.Keys, Slots: a.Job.Slots})
 			case core.Store:
-				n.todo = append(n.todo, Supply{Req: a.Job.Req, Job: a.Job.ID, Keys: a.Job.Keys, Slots: a.Job.Slots})
+				n.todo = append(n.todo, Supply{Req: a.Job.Req, Job: a.Job.ID, Keys: a.Job.Keys, Slots: a.Job.Slots, Sums: a.Job.Sums})
 			case core.End:
 				delete(n.views, a.Req)
 				n.todo = append(n.todo, Finish{Req: a.Req})
@@ -239,6 +240,14 @@ func (n *simNode) act(a Action) {
 		var good []bool
 		if a.OK {
 			good = slices.Repeat([]bool{true}, a.Blocks)
+			var sums []core.Sum
+			for i, s := range a.Slots {
+				sums = append(sums, core.SumOf([]byte(n.mem[s])))
+				if len(a.Sums) != a.Blocks || a.Sums[i] != sums[i].CRC {
+					n.w.t.Fatalf("%s: %q has come to slot %d, with the sums %v", n.name, n.mem[s], s, a.Sums)
+				}
+			}
+			n.m.SetSums(a.Job, sums)
 		}
 		if a.Stopped {
 			n.stopped(a.Job)
@@ -507,6 +516,11 @@ func (w *sim) compute(t *rapid.T) {
 		n.mem[res.Slots[i]] = ks[at]
 	}
 	if res.ID != 0 {
+		var sums []core.Sum
+		for _, at := range res.Index {
+			sums = append(sums, core.SumOf([]byte(ks[at])))
+		}
+		n.m.SetSums(res.ID, sums)
 		n.m.Commit(res.ID, true)
 	}
 	n.run()
