@@ -130,7 +130,7 @@ func (b *admissions) cancelAll() {
 func (t *Tier) admit(ctx context.Context, a session.Admit, info agent.PeerInfo) {
 	do := func() session.Admitted {
 		p, err := t.cfg.Agent.AddPeer(ctx, info)
-		return session.Admitted{Peer: a.Peer, Gen: a.Gen, Agent: p.ID, Err: err}
+		return session.Admitted{Peer: a.Peer, Gen: a.Gen, Agent: p.ID, Transport: p.Transport, Err: err}
 	}
 	if t.cfg.Agent.Capabilities().CheapAdmission {
 		t.loop.next = append(t.loop.next, do())

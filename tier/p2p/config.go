@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/internal/zmtp"
 	"github.com/kvferry/kvferry/tier/p2p/session"
 	"github.com/kvferry/kvferry/wire"
@@ -53,6 +54,9 @@ type Config struct {
 	Silence time.Duration
 	// Dial opens connections. nil: net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Events gets the typed events of sessions and fetches (event.TierSessionStarted and others), from the
+	// loop's goroutine. nil: event.Discard.
+	Events event.Sink
 	// OnNote is told what happens with peers, from the loop's goroutine. It must not block. nil: nobody.
 	OnNote func(session.Note)
 }

@@ -43,6 +43,7 @@ func block(base uint64, length, i int) kv.Descriptor {
 func (l *loop) run() {
 	defer l.t.running.Done()
 	defer close(l.done)
+	defer func() { l.last = l.hub.Stats() }()
 	defer l.hangAll()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -68,6 +69,8 @@ func (l *loop) run() {
 				continue
 			}
 			l.agentEvent(ev)
+		case reply := <-l.t.asked:
+			reply <- l.hub.Stats()
 		case <-due:
 			l.step(session.Tick{})
 		case <-closing:
@@ -178,6 +181,8 @@ func (l *loop) act(a session.Action) {
 		t.cfg.Offers.Offered(Peer{a.Peer, a.Gen}, a.Keys)
 	case session.OffersEnded:
 		t.cfg.Offers.Ended(Peer{a.Peer, a.Gen})
+	case session.Report:
+		t.cfg.Events.Emit(a.Event)
 	case session.Note:
 		if t.cfg.OnNote != nil {
 			t.cfg.OnNote(a)

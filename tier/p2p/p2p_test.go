@@ -9,9 +9,11 @@ import (
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/local"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/core"
+	"github.com/kvferry/kvferry/tier/p2p/session"
 )
 
 func TestPullFromAPeer(t *testing.T) {
@@ -31,6 +33,43 @@ func TestPullFromAPeer(t *testing.T) {
 	a.m.Finish("t")
 	a.quiet()
 	b.quiet()
+}
+
+// A source whose memory was damaged: that block is a miss, which both a counter and an event say.
+func TestDamagedBlockIsCounted(t *testing.T) {
+	f := local.New(local.Config{})
+	damaged := make(chan event.TierBlocksDamaged, 1)
+	a := newNode(t, f, nil)
+	b := newNode(t, f, func(c *Config) {
+		c.Events = event.SinkFunc(func(e event.Event) {
+			if d, ok := e.(event.TierBlocksDamaged); ok {
+				damaged <- d
+			}
+		})
+	})
+	a.have(keys(0, 3))
+	lease, slots, _ := a.m.Use(keys(1, 2))
+	a.m.Block(slots[0])[9] ^= 4
+	a.m.EndUse(lease)
+	b.begin(tier.Request{ID: "r", Source: a.source("q")})
+	b.expect("r", keys(0, 3), "+-+")
+	b.m.Finish("r")
+	if d := <-damaged; d.Blocks != 1 || d.Peer != a.name {
+		t.Errorf("%+v", d)
+	}
+	a.quiet()
+	ours, theirs := b.tier.Stats(), a.tier.Stats()
+	in, out := ours.Peers[session.PeerID(a.name)], theirs.Peers[session.PeerID(b.name)]
+	if in.BlocksDamaged != 1 || in.BlocksIn != 3 || in.BytesIn != 3*testBlockLen || in.BlocksUnchecked != 0 || in.FetchesDone != 1 || ours.Open != 1 {
+		t.Errorf("consumer: %+v", ours)
+	}
+	if out.BlocksOut != 3 || out.FetchesServed != 1 || out.LookupsServed != 1 || theirs.Total != out {
+		t.Errorf("source: %+v", theirs)
+	}
+	b.close()
+	if b.tier.Stats().Ended[session.Closing] != 1 {
+		t.Errorf("after Close: %+v", b.tier.Stats())
+	}
 }
 
 func TestPrefillThenDecode(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/core"
@@ -28,6 +29,7 @@ type Tier struct {
 	closing   chan struct{}
 	loop      *loop
 	admission chan struct{} // cap 1; nil when the agent admits several peers at once
+	asked     chan chan session.Stats
 	checking  chan struct{} // places for goroutines that read blocks
 
 	mu struct {
@@ -60,12 +62,16 @@ func New(cfg Config) (*Tier, error) {
 	if cfg.Dial == nil {
 		cfg.Dial = (&net.Dialer{}).DialContext
 	}
+	if cfg.Events == nil {
+		cfg.Events = event.Discard
+	}
 	if cfg.Silence == 0 {
 		cfg.Silence = defaultSilence
 	}
 	t := &Tier{
 		cfg: cfg, wake: make(chan struct{}, 1), messages: make(chan session.Event, receivedMessages), closing: make(chan struct{}),
 	}
+	t.asked = make(chan chan session.Stats)
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.checking = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/checkShareDiv))
 	if cfg.Port != nil {
@@ -250,6 +256,22 @@ func (t *Tier) fail(req kv.RequestID) {
 	}
 }
 
+// Stats counts sessions, lookups, fetches and bytes, in all and by peer. It waits for the loop, which waits
+// for nobody, so it must not be called from OnNote or Events. Before Start it is empty; after Close it
+// stays what it was.
+func (t *Tier) Stats() session.Stats {
+	if t.loop == nil {
+		return session.Stats{}
+	}
+	reply := make(chan session.Stats, 1)
+	select {
+	case t.asked <- reply:
+		return <-reply
+	case <-t.loop.done:
+		return t.loop.last
+	}
+}
+
 // Close tells the peers, ends every job, and waits until no transfer touches the memory.
 func (t *Tier) Close() error {
 	t.mu.Lock()
@@ -307,5 +329,6 @@ type loop struct {
 	next    []session.Event
 	woken   bool // the engine is to be told
 	done    chan struct{}
+	last    session.Stats // when done
 	left    int
 }

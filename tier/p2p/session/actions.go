@@ -2,6 +2,7 @@ package session
 
 import (
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/wire"
@@ -110,6 +111,9 @@ type (
 	Unpin struct{ Pins []core.PinID }
 )
 
+// Report is for whoever watches.
+type Report struct{ Event event.Event }
+
 // Note tells people what happened with a peer.
 type Note struct {
 	Peer PeerID
@@ -134,4 +138,5 @@ func (LoadStopped) action() {}
 func (StoreEnded) action()  {}
 func (Serve) action()       {}
 func (Unpin) action()       {}
+func (Report) action()      {}
 func (Note) action()        {}

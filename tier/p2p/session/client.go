@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -58,6 +60,9 @@ type load struct {
 	ended    bool // the tier was told; what is due is only the peer's word
 	stopped  bool // nothing can write its slots
 	sums     []uint32
+	begun    time.Time
+	req      kv.RequestID
+	why      string // it failed
 }
 
 // open begins a transaction for a request.
@@ -105,9 +110,19 @@ func (t *transaction) ask(keys []core.Key) {
 	for _, k := range keys {
 		a.open[k]++
 	}
-	a.deadline = h.after(h.cfg.LookupTimeout, func() { t.fail("its source does not answer a lookup in time") })
+	a.deadline = h.after(h.cfg.LookupTimeout, func() { t.timeOut() })
 	t.asks = append(t.asks, a)
 	t.pump()
+}
+
+// timeOut gives the source up for this request.
+func (t *transaction) timeOut() {
+	h, p := t.c.s.h, t.c.s.peer
+	h.count(p, func(c *Counts) { c.LookupsTimedOut++ })
+	if t.req != nil {
+		h.report(event.TierLookupTimedOut{Request: t.req.id, Peer: string(p)})
+	}
+	t.fail("its source does not answer a lookup in time")
 }
 
 // unanswered reports whether the peer owes answers to lookups that were sent.
@@ -135,6 +150,7 @@ func (t *transaction) pump() {
 	}
 	if len(t.unsent) > 0 {
 		s.send(&wire.P2PLookup{ID: t.id, Keys: t.unsent, Round: t.round})
+		s.h.count(s.peer, func(c *Counts) { c.LookupsAsked++ })
 		t.unsent, t.held = nil, true
 	}
 }
@@ -146,10 +162,10 @@ func (t *transaction) fetch(ev Fetch) {
 		h.emit(LoadEnded{Job: ev.Job, Stopped: true})
 		return
 	}
-	l := &load{t: t, job: ev.Job, keys: ev.Keys, slots: ev.Slots, stopped: true}
+	l := &load{t: t, job: ev.Job, keys: ev.Keys, slots: ev.Slots, stopped: true, begun: h.now, req: ev.Req, why: "its source did not send it"}
 	bytes := float64(len(ev.Keys)) * float64(h.cfg.Local.BlockLen)
 	patience := h.cfg.LoadTimeout + time.Duration(bytes/float64(h.cfg.LoadRate)*float64(time.Second))
-	l.deadline = h.after(patience, func() { l.abort() })
+	l.deadline = h.after(patience, func() { l.abort("it took too long") })
 	h.loads[ev.Job] = l
 	t.waiting = append(t.waiting, l)
 	t.pump()
@@ -183,6 +199,7 @@ func (l *load) send() bool {
 func (l *load) granted(ev Granted) {
 	if ev.Err != nil {
 		l.t.c.s.h.note(l.t.c.s.peer, "grant_failed", "%v", ev.Err)
+		l.why = ev.Err.Error()
 		l.end(false)
 		l.t.waiting = slices.DeleteFunc(l.t.waiting, func(x *load) bool { return x == l })
 	} else {
@@ -203,17 +220,42 @@ func (l *load) end(ok bool) {
 		h.emit(Revoke{Job: l.job})
 		l.stopped = true
 	}
+	l.account(ok)
 	h.emit(LoadEnded{Job: l.job, Peer: l.t.c.s.peer, Blocks: len(l.keys), OK: ok, Stopped: l.stopped, Keys: l.keys, Slots: l.slots, Sums: l.sums})
 	if l.stopped {
 		delete(h.loads, l.job)
 	}
 }
 
+// account counts an end.
+func (l *load) account(ok bool) {
+	s := l.t.c.s
+	bytes := uint64(len(l.keys)) * s.h.cfg.Local.BlockLen
+	s.h.count(s.peer, func(c *Counts) {
+		if !ok {
+			c.FetchesFailed++
+			return
+		}
+		c.FetchesDone++
+		c.BlocksIn += uint64(len(l.keys))
+		c.BytesIn += bytes
+		if l.sums == nil {
+			c.BlocksUnchecked += uint64(len(l.keys))
+		}
+	})
+	if !ok {
+		s.h.report(event.TierFetchFailed{Request: l.req, Peer: string(s.peer), Blocks: len(l.keys), Why: l.why})
+		return
+	}
+	s.h.report(event.TierFetchDone{Request: l.req, Peer: string(s.peer), Blocks: len(l.keys), Bytes: int64(bytes), Took: s.h.now.Sub(l.begun), Checked: l.sums != nil})
+}
+
 // abort gives a fetch up: the tier learns it at once, the peer is asked to stop.
-func (l *load) abort() {
+func (l *load) abort(why string) {
 	if l.ended {
 		return
 	}
+	l.why = why
 	t := l.t
 	if l.sent {
 		t.c.s.send(wire.P2PAbortFetch{ID: t.id, Round: l.round})
@@ -260,6 +302,7 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 	for i, k := range m.Keys {
 		t.answer(k, m.Hits[i])
 	}
+	c.s.h.count(c.s.peer, func(c *Counts) { c.LookupsAnswered++ })
 	t.asks = slices.DeleteFunc(t.asks, func(a *ask) bool {
 		if len(a.open) == 0 {
 			c.s.h.stop(a.deadline)
@@ -307,6 +350,7 @@ func (c *clientRole) onDone(m wire.P2PTransferDone) {
 	ok := m.Success
 	if l.sums = m.Sums; ok && len(l.sums) != len(l.keys) && (l.sums != nil || c.s.theirs.Extension.Has(wire.CapP2PSums)) {
 		c.s.h.note(c.s.peer, "sums_missing", "round %d of %q: %d checksums for %d blocks", m.Round, m.ID, len(l.sums), len(l.keys))
+		l.why = "its source did not tell the checksums"
 		ok = false
 	}
 	// Stock gives up a round's other transfers without waiting for their end.
@@ -354,10 +398,10 @@ func (t *transaction) fail(why string) {
 // close aborts what is under way and releases what the peer holds.
 func (t *transaction) close() {
 	for _, round := range slices.Sorted(maps.Keys(t.loads)) {
-		t.loads[round].abort()
+		t.loads[round].abort("its request is over")
 	}
 	for len(t.waiting) > 0 {
-		t.waiting[0].abort()
+		t.waiting[0].abort("its request is over")
 	}
 	owed := t.unanswered() && !t.fenced
 	t.unsent = nil
@@ -395,10 +439,12 @@ func (c *clientRole) end(why string) {
 		}
 		for _, round := range slices.Sorted(maps.Keys(t.loads)) {
 			if l := t.loads[round]; l != nil {
+				l.why = why
 				l.settled(false, false)
 			}
 		}
 		for _, l := range t.waiting {
+			l.why = why
 			l.end(false)
 		}
 		t.asks, t.unsent, t.waiting = nil, nil, nil

@@ -98,7 +98,9 @@ type (
 		Peer  PeerID
 		Gen   kv.Generation
 		Agent agent.PeerID
-		Err   error
+		// Transport is how, as the agent says.
+		Transport string
+		Err       error
 	}
 	// AgentLost: the agent has lost an admitted peer.
 	AgentLost struct{ Agent agent.PeerID }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/wire"
@@ -39,6 +40,7 @@ type Hub struct {
 	unbound []*supply // stores whose peer has not asked yet, oldest first
 	slots   int       // of unbound
 	store   ownStore
+	book    ledger
 	shut    bool
 }
 
@@ -65,7 +67,7 @@ func New(cfg Config) (*Hub, error) {
 		sessions: map[PeerID]*session{}, aliases: map[PeerID]*session{}, links: map[link]*session{},
 		pauses: map[PeerID]time.Time{}, requests: map[kv.RequestID]*request{}, bindings: map[string]*binding{},
 		lookups: map[uint64]*lookup{}, xfers: map[uint64]*transfer{}, loads: map[core.JobID]*load{},
-		halted: map[agent.Name][]core.JobID{},
+		halted: map[agent.Name][]core.JobID{}, book: newLedger(),
 	}, nil
 }
 
@@ -138,7 +140,7 @@ func (h *Hub) handle(ev Event) {
 		}
 	case Down:
 		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
-			s.lost(fmt.Sprintf("no connection to it: %v", ev.Err))
+			s.lost(Lost, fmt.Sprintf("no connection to it: %v", ev.Err))
 		}
 	case Message:
 		h.message(ev)
@@ -149,7 +151,7 @@ func (h *Hub) handle(ev Event) {
 	case AgentLost:
 		for _, s := range h.inOrder() {
 			if s.agent == ev.Agent {
-				s.lost("its agent's connection is gone")
+				s.lost(Lost, "its agent's connection is gone")
 			}
 		}
 	case TornDown:
@@ -170,6 +172,8 @@ func (h *Hub) handle(ev Event) {
 		h.transferStopped(ev.Transfer)
 	case Damaged:
 		h.note(ev.Peer, "blocks_damaged", "%d blocks of job %d do not have their checksums", ev.Blocks, ev.Job)
+		h.count(ev.Peer, func(c *Counts) { c.BlocksDamaged += uint64(ev.Blocks) })
+		h.report(event.TierBlocksDamaged{Peer: string(ev.Peer), Blocks: ev.Blocks})
 	case Tick:
 	case Shutdown:
 		h.shutdown()
@@ -270,7 +274,7 @@ func (h *Hub) makeRoom(idle time.Duration) bool {
 	if oldest == nil || idle < 0 || h.now.Sub(oldest.active) < idle {
 		return false
 	}
-	oldest.end("evicted, it was idle and there are too many peers")
+	oldest.end(Evicted, "evicted, it was idle and there are too many peers")
 	return true
 }
 
@@ -302,7 +306,7 @@ func (h *Hub) displace(host string) bool {
 			victim = s
 		}
 	}
-	victim.end(fmt.Sprintf("displaced: %s has %d of %d places", greedy, count[greedy], h.cfg.MaxPeers))
+	victim.end(Displaced, fmt.Sprintf("displaced: %s has %d of %d places", greedy, count[greedy], h.cfg.MaxPeers))
 	return true
 }
 
@@ -339,36 +343,37 @@ func (h *Hub) message(ev Message) {
 // greet gives a new link its session, or drops it.
 func (h *Hub) greet(ev Message, k link) *session {
 	p, err := ParsePeer(ev.Identity)
-	refuse := func(why string) *session {
+	refuse := func(reason Reason, why string) *session {
 		if len(h.links) >= maxLinks {
 			maps.DeleteFunc(h.links, func(_ link, s *session) bool { return s == nil || s.dead })
 		}
 		h.links[k] = nil
 		h.emit(DropLink{Identity: k.identity, Link: k.id})
 		h.note(p, "link_refused", "%s", why)
+		h.refused(p, reason, why)
 		return nil
 	}
 	if err != nil {
-		return refuse(err.Error())
+		return refuse(BadName, err.Error())
 	}
 	if p == h.self || h.shut {
-		return refuse("it has our own name, or we are closing")
+		return refuse(BadName, "it has our own name, or we are closing")
 	}
 	if _, ok := ev.Msg.(*wire.P2PConnect); !ok {
 		// To whoever sends this our session is not the one that it believes to have: let it notice.
-		return refuse("it did not begin with a connect")
+		return refuse(NoConnect, "it did not begin with a connect")
 	}
 	s := h.sessions[p]
 	if s == nil {
 		s = h.awaited(p)
 	}
 	if s != nil && s.link.id != 0 {
-		s.end("it has connected anew")
+		s.end(Replaced, "it has connected anew")
 		s = nil
 	}
 	if s == nil {
 		if !h.makeRoom(h.cfg.IdleTimeout) && !h.displace(ev.Host) {
-			return refuse(fmt.Sprintf("%d peers are connected already", len(h.sessions)))
+			return refuse(Full, fmt.Sprintf("%d peers are connected already", len(h.sessions)))
 		}
 		s = h.newSession(p)
 	}
@@ -398,14 +403,14 @@ func (h *Hub) linkEnded(ev LinkEnded) {
 	delete(h.links, k)
 	if s != nil && !s.dead {
 		s.link = link{}
-		s.lost("it has closed its connection")
+		s.lost(Lost, "it has closed its connection")
 	}
 }
 
 func (h *Hub) shutdown() {
 	h.shut = true
 	for _, s := range h.inOrder() {
-		s.end("this node is closing")
+		s.end(Closing, "this node is closing")
 	}
 	for _, u := range h.unbound {
 		h.drop(u, false)

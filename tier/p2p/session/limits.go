@@ -21,6 +21,8 @@ const (
 	// maxLinks bounds the connections remembered as dropped, whose last messages may still come in. When
 	// it is reached they are forgotten: such a message is then refused once more.
 	maxLinks = 4096
+	// maxPastPeers bounds the peers without a session whose counters are kept apart.
+	maxPastPeers = 128
 	// maxPauses bounds the peers remembered for redialPause.
 	maxPauses = 1024
 

@@ -134,6 +134,7 @@ func (l *lookup) answer() {
 	}
 	l.end()
 	l.by.s.send(m)
+	l.by.s.h.count(l.by.s.peer, func(c *Counts) { c.LookupsServed++ })
 }
 
 func (l *lookup) end() {

@@ -3,7 +3,9 @@ package session
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,7 +27,7 @@ import (
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
 //	supply <req> <job> <key>:<slot>[#<sum>]…               finish <req>
 //	served <lookup> <key>=hit:<pin>:<slot>[#<sum>] | <key>=miss | <key>=pending …
-//	call | changed | shutdown | pending | deadline
+//	reports | stats | call | changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
 //	granted <job>              postfailed <transfer>
@@ -36,6 +38,8 @@ type script struct {
 	h   *Hub
 	now time.Time
 	out strings.Builder
+	// reports: the typed events are printed too.
+	reports bool
 }
 
 func runScript(t *testing.T, path string) {
@@ -81,6 +85,12 @@ func (s *script) line(t *testing.T, line string) {
 		return
 	case f[0] == "meet":
 		s.meet(t, f[1], num(2))
+		return
+	case f[0] == "reports":
+		s.reports = true
+		return
+	case f[0] == "stats":
+		s.stats()
 		return
 	case f[0] == "pending":
 		fmt.Fprintln(&s.out, "pending work:", s.h.PendingWork())
@@ -188,6 +198,14 @@ func (s *script) line(t *testing.T, line string) {
 	s.step(ev)
 }
 
+func (s *script) stats() {
+	st := s.h.Stats()
+	fmt.Fprintf(&s.out, "sessions: %d, open: %d; ended: %v; refused: %v\n", st.Sessions, st.Open, st.Ended, st.Refused)
+	for _, p := range slices.Sorted(maps.Keys(st.Peers)) {
+		fmt.Fprintf(&s.out, "%q: %+v\n", p, st.Peers[p])
+	}
+}
+
 func (s *script) fresh(t *testing.T, options []string) {
 	cfg := Config{Local: testConnect("me:1"), Revocable: true}
 	for _, o := range options {
@@ -256,6 +274,12 @@ func (s *script) sleep(d time.Duration) {
 
 func (s *script) step(ev Event) {
 	for _, a := range s.h.Step(s.now, ev) {
+		if r, ok := a.(Report); ok {
+			if s.reports {
+				fmt.Fprintf(&s.out, "  %s %+v\n", r.Event.Kind(), r.Event)
+			}
+			continue
+		}
 		fmt.Fprintf(&s.out, "  %s\n", actionText(a))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -112,13 +113,13 @@ func (r *serverRole) onFetch(m *wire.P2PFetch) {
 	}
 	x := r.rounds[k]
 	if x != nil && x.fetched {
-		r.s.end(fmt.Sprintf("it fetched round %d of %q twice", m.Round, m.ID))
+		r.s.end(Protocol, fmt.Sprintf("it fetched round %d of %q twice", m.Round, m.ID))
 		return
 	}
 	if why := r.badFetch(m, x); why != "" {
 		r.s.h.note(r.s.peer, "fetch_refused", "%s", why)
 		if x == nil {
-			r.done(k, false)
+			r.failed(k)
 			return
 		}
 		x.fetched, x.failed = true, true
@@ -264,7 +265,7 @@ func (x *round) check() {
 		x.close()
 	case x.failed || x.finishing && x.fetched && x.remaining > 0:
 		x.close()
-		r.done(x.k, false)
+		r.failed(x.k)
 	case x.fetched && x.remaining == 0:
 		x.close()
 		if !x.looked {
@@ -299,10 +300,21 @@ func (r *serverRole) delivered(x *round) {
 		m.Sums = x.sums
 	}
 	r.s.send(m)
+	n := len(x.sums)
+	bytes := uint64(n) * r.s.h.cfg.Local.BlockLen
+	r.s.h.count(r.s.peer, func(c *Counts) {
+		c.FetchesServed++
+		c.BlocksOut += uint64(n)
+		c.BytesOut += bytes
+	})
+	r.s.h.report(event.TierServed{Peer: string(r.s.peer), Blocks: n, Bytes: int64(bytes), OK: true})
 }
 
-func (r *serverRole) done(k roundKey, ok bool) {
-	r.s.send(wire.P2PTransferDone{ID: k.id, Success: ok, Round: k.seq})
+// failed tells it that a round will not be.
+func (r *serverRole) failed(k roundKey) {
+	r.s.send(wire.P2PTransferDone{ID: k.id, Round: k.seq})
+	r.s.h.count(r.s.peer, func(c *Counts) { c.FetchesRefused++ })
+	r.s.h.report(event.TierServed{Peer: string(r.s.peer)})
 }
 
 // wait bounds how long a fetch waits for the next supply.

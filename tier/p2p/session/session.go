@@ -2,12 +2,14 @@ package session
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -28,9 +30,9 @@ type session struct {
 	// dialled: our connect is on its way. admitted: our agent can write to it. acked: we may send.
 	dialled, admitted, acked bool
 	dead                     bool
-	up                       bool // the connection stood
-	polite                   bool // it has said goodbye, perhaps after our end
-	active                   time.Time
+	up                       bool      // the connection stood
+	polite                   bool      // it has said goodbye, perhaps after our end
+	began, greeted, active   time.Time // greeted: its connect came
 	handshake                *timer
 	badKeys                  int
 	offers                   bool // it has offered blocks to us, a store
@@ -43,7 +45,7 @@ type session struct {
 // newSession dials a peer. Our connect is the first message.
 func (h *Hub) newSession(p PeerID) *session {
 	h.lastGen++
-	s := &session{h: h, peer: p, gen: h.lastGen, active: h.now}
+	s := &session{h: h, peer: p, gen: h.lastGen, began: h.now, active: h.now}
 	s.client.init(s)
 	s.server.init(s)
 	h.sessions[p] = s
@@ -64,7 +66,7 @@ func (h *Hub) newSession(p PeerID) *session {
 	} else {
 		begin()
 	}
-	s.handshake = h.after(h.cfg.HandshakeTimeout, func() { s.lost("no handshake in time") })
+	s.handshake = h.after(h.cfg.HandshakeTimeout, func() { s.lost(Handshake, "no handshake in time") })
 	return s
 }
 
@@ -91,7 +93,7 @@ func (s *session) send(m wire.P2PMessage) {
 		s.active = s.h.now
 		s.sendNow(m)
 	case len(s.queued) >= maxQueued:
-		s.end("too much waits for its handshake")
+		s.end(Overflow, "too much waits for its handshake")
 	default:
 		s.queued = append(s.queued, m)
 	}
@@ -107,11 +109,11 @@ func (s *session) receive(m wire.P2PMessage, err error) {
 	case errors.Is(err, wire.ErrP2PBadKey):
 		s.h.note(s.peer, "message_ignored", "%v", err)
 		if s.badKeys++; s.badKeys >= maxBadKeys {
-			s.end("it goes on sending keys that are none")
+			s.end(Protocol, "it goes on sending keys that are none")
 		}
 		return
 	case err != nil:
-		s.end(err.Error())
+		s.end(Protocol, err.Error())
 		return
 	}
 	s.badKeys = 0
@@ -123,11 +125,11 @@ func (s *session) receive(m wire.P2PMessage, err error) {
 		s.onAck()
 		return
 	case wire.P2PDisconnect:
-		s.end("it has disconnected")
+		s.end(Goodbye, "it has disconnected")
 		return
 	}
 	if !s.admitted {
-		s.end("it sent a " + m.Type() + " before we had admitted it")
+		s.end(Protocol, "it sent a "+m.Type()+" before we had admitted it")
 		return
 	}
 	switch m := m.(type) {
@@ -154,7 +156,7 @@ func (s *session) onConnect(m *wire.P2PConnect) {
 	local := &s.h.cfg.Local
 	switch {
 	case s.theirs != nil:
-		s.end("it sent a second connect")
+		s.end(Protocol, "it sent a second connect")
 		return
 	case m.BlockLen != local.BlockLen:
 		s.refuse("its blocks have %d bytes, ours %d", m.BlockLen, local.BlockLen)
@@ -170,18 +172,19 @@ func (s *session) onConnect(m *wire.P2PConnect) {
 		s.refuse("%v", err)
 		return
 	}
-	s.theirs = m
+	s.theirs, s.greeted = m, s.h.now
 	s.h.emit(Admit{Peer: s.peer, Gen: s.gen, Connect: m})
 }
 
 func (s *session) refuse(format string, args ...any) {
 	s.h.note(s.peer, "peer_refused", format, args...)
-	s.end("refused")
+	s.h.refused(s.peer, Facts, fmt.Sprintf(format, args...))
+	s.end(Facts, "refused")
 }
 
 func (s *session) onAck() {
 	if s.theirs == nil {
-		s.end("it sent a connect_ack before its connect")
+		s.end(Protocol, "it sent a connect_ack before its connect")
 		return
 	}
 	if !s.acked {
@@ -199,9 +202,12 @@ func (h *Hub) admitted(ev Admitted) {
 	case s == nil || s.admitted:
 	case ev.Err != nil:
 		h.note(ev.Peer, "admission_failed", "%v", ev.Err)
-		s.end("our agent cannot reach its agent")
+		h.report(event.TierPeerAdmitted{Peer: string(ev.Peer), Took: h.now.Sub(s.greeted), Err: ev.Err})
+		h.refused(ev.Peer, Admission, ev.Err.Error())
+		s.end(Admission, "our agent cannot reach its agent")
 	default:
 		s.admitted, s.agent = true, ev.Agent
+		h.report(event.TierPeerAdmitted{Peer: string(ev.Peer), Agent: string(ev.Agent.Name), Transport: ev.Transport, Took: h.now.Sub(s.greeted)})
 		s.ack()
 		s.opened()
 	}
@@ -222,6 +228,8 @@ func (s *session) opened() {
 	}
 	s.h.stop(s.handshake)
 	s.h.note(s.peer, "session_open", "blocks: %d", s.theirs.NumBlocks)
+	s.h.count(s.peer, func(c *Counts) { c.SessionsOpened++ })
+	s.h.report(event.TierSessionStarted{Peer: string(s.peer), Stock: s.stock(), Blocks: s.theirs.NumBlocks, Took: s.h.now.Sub(s.began)})
 	queued := s.queued
 	s.queued = nil
 	for _, m := range queued {
@@ -234,11 +242,11 @@ func (s *session) opened() {
 // lost ends the session because the connection, or the peer, is gone. Unless the peer turns out to
 // have said goodbye, its other ranks, which are the same process, are given a moment to show life;
 // those that do not are gone as well.
-func (s *session) lost(why string) {
+func (s *session) lost(reason Reason, why string) {
 	if s.dead {
 		return
 	}
-	s.end(why)
+	s.end(reason, why)
 	if s.theirs == nil || s.theirs.Extension == nil {
 		return
 	}
@@ -249,7 +257,7 @@ func (s *session) lost(why string) {
 		}
 		for _, other := range h.inOrder() {
 			if other.instance() == s.instance() && !other.active.After(at) {
-				other.end("another rank of the same process is gone: " + why)
+				other.end(Sibling, "another rank of the same process is gone: "+why)
 			}
 		}
 	})
@@ -264,7 +272,7 @@ func (s *session) instance() string {
 }
 
 // end ends the session and everything that hangs on it. The peer is told, if it listens.
-func (s *session) end(why string) {
+func (s *session) end(reason Reason, why string) {
 	if s.dead {
 		return
 	}
@@ -279,6 +287,14 @@ func (s *session) end(why string) {
 	}
 	h.stop(s.handshake)
 	h.note(s.peer, "session_ended", "%s", why)
+	h.count(s.peer, func(c *Counts) {
+		c.SessionsEnded++
+		if reason == Protocol {
+			c.ProtocolErrors++
+		}
+	})
+	h.book.ended[reason]++
+	h.report(event.TierSessionEnded{Peer: string(s.peer), Reason: string(reason), Why: why, Lasted: h.now.Sub(s.began)})
 	s.sendNow(wire.P2PDisconnect{})
 	h.emit(Hang{Peer: s.peer, Gen: s.gen})
 	if s.link.id != 0 {

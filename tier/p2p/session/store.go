@@ -94,11 +94,11 @@ func (h *Hub) offer(keys []core.Key) {
 // onOffer takes a peer's offer.
 func (s *session) onOffer(m *wire.P2POffer) {
 	if !s.h.takesOffers() {
-		s.end("it offers blocks, and this node is no store")
+		s.end(Protocol, "it offers blocks, and this node is no store")
 		return
 	}
 	if len(m.Keys) > maxOfferKeys {
-		s.end(fmt.Sprintf("it offers %d blocks at once, more than %d", len(m.Keys), maxOfferKeys))
+		s.end(Protocol, fmt.Sprintf("it offers %d blocks at once, more than %d", len(m.Keys), maxOfferKeys))
 		return
 	}
 	if len(m.Keys) == 0 {
