@@ -15,7 +15,7 @@ const (
 	Both     Role = "both"
 )
 
-// Digest is a hash of everything that a prompt's KV depends on: its tokens, salt and adapter. Two
+// Digest is a hash of everything that a prompt's KV depends on: its tokens, cache salt, adapter and extra keys. Two
 // requests of equal digest have equal KV; it guards a hand-off against pairing the wrong requests.
 type Digest [32]byte
 

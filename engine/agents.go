@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"fmt"
+
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/choose"
 )
@@ -10,8 +12,16 @@ func newAgent(cfg Config) (agent.Agent, error) {
 	if cfg.newAgent != nil {
 		return cfg.newAgent(cfg)
 	}
+	listen, err := cfg.ofRank(cfg.AgentListen)
+	if err != nil {
+		return nil, fmt.Errorf("agent address: %w", err)
+	}
+	advertise, err := cfg.ofRank(cfg.AgentAdvertise)
+	if err != nil {
+		advertise = cfg.AgentAdvertise // HOST without a port
+	}
 	return choose.New(choose.Config{
 		Name: agent.Name("engine-" + newUUID()), Transport: cfg.Transport,
-		Listen: cfg.AgentListen, Advertise: cfg.AgentAdvertise, AdvertiseHost: cfg.AdvertiseHost, Log: cfg.Log,
+		Listen: listen, Advertise: advertise, AdvertiseHost: cfg.AdvertiseHost, Log: cfg.Log,
 	})
 }

@@ -94,13 +94,17 @@ func assemble(cfg Config) (p *parts, err error) {
 		undo = append(undo, func() error { return p.tier.close(ended) })
 	}
 
-	ln, err := peer.Listen(cfg.SideChannel)
+	side, err := cfg.ofRank(cfg.SideChannel)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := peer.Listen(side)
 	if err != nil {
 		return nil, err
 	}
 	p.host, p.port = cfg.AdvertiseHost, ln.Addr().(*net.TCPAddr).Port
 	if p.host == "" {
-		p.host = ln.Addr().(*net.TCPAddr).IP.String()
+		p.host = hostOf(ln.Addr().(*net.TCPAddr))
 	}
 	if p.listener, err = peer.NewListener(ln, peer.ListenerConfig{Events: events}); err != nil {
 		return nil, errors.Join(err, ln.Close())
@@ -112,7 +116,7 @@ func assemble(cfg Config) (p *parts, err error) {
 		return nil, err
 	}
 	table, err := peer.NewTable(peer.Config{
-		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: true,
+		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: !cfg.AnyCompat, TTL: cfg.EngineTTL,
 		LocalFactors: string(factors(cfg).Canonical(cfg.ConnectorVersion)), NearHashes: nearHashes(cfg), Events: events,
 	})
 	if err != nil {

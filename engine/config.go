@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"runtime"
 	"slices"
 	"time"
@@ -35,6 +34,11 @@ type Config struct {
 	Model *model.Model
 	// ServedName is what clients and the compatibility hash call the model. Default: its own name.
 	ServedName string
+
+	// Adapters are names by which requests ask for another model of the same shape: a low-rank adapter
+	// whose weights follow from its name (model.SeededAdapter), so that all engines that know a
+	// name agree.
+	Adapters []string
 
 	// BlockSize is in tokens. Default 16.
 	BlockSize int
@@ -80,6 +84,11 @@ type Config struct {
 	// name it. Default: SideChannel's host; needed if that or AgentListen's is every interface, and
 	// then the agent's host, too.
 	AdvertiseHost string
+	// DataParallelRank makes the engine one of several that serve the same model side by side: the ports
+	// of SideChannel, AgentListen, AgentAdvertise and the tier's, those that are not 0, are rank 0's and this
+	// rank's are as many higher as its number; its engine id ends with _dp and the number, as stock
+	// engines' do. Nil: it is none.
+	DataParallelRank *int
 	// AgentListen is the HOST:PORT of the transfer agent. Default 127.0.0.1:0.
 	AgentListen string
 	// AgentAdvertise is the HOST or HOST:PORT that peers are told to dial instead of AgentListen, for
@@ -93,6 +102,12 @@ type Config struct {
 	// the handshake. Defaults "0.32.0" and 14. ConnectorVersion may be 12 to 14.
 	VLLMVersion      string
 	ConnectorVersion int
+	// AnyCompat admits peers whose compatibility hash differs. Stock calls the opposite
+	// enforce_handshake_compat. Sizes that do not fit are refused all the same.
+	AnyCompat bool
+	// EngineTTL is after how long without use a peer is forgotten; Forever means never. Default 1 h,
+	// the stock value.
+	EngineTTL time.Duration
 
 	// Tier keeps KV blocks in CPU memory and behind it. Default: none.
 	Tier TierConfig
@@ -118,6 +133,9 @@ const (
 	TransportTCP  = tcp.Transport
 )
 
+// Forever as Config.EngineTTL keeps peers for ever.
+const Forever time.Duration = -1
+
 // Stock peers' numbers, the defaults of Config.
 const (
 	DefaultVLLMVersion      = "0.32.0"
@@ -129,6 +147,8 @@ func (c Config) withDefaults() Config {
 	if c.EngineID == "" {
 		c.EngineID = kv.EngineID(newUUID())
 	}
+	c.EngineID = c.rankID()
+	c.AdvertiseHost = kv.BareHost(c.AdvertiseHost)
 	if c.Role == "" {
 		c.Role = connector.Both
 	}
@@ -161,6 +181,7 @@ func (c Config) withDefaults() Config {
 	orInt(&c.MaxQueue, 256)
 	orInt(&c.Threads, runtime.GOMAXPROCS(0))
 	orTime(&c.Lease, 30*time.Second)
+	orTime(&c.EngineTTL, connector.DefaultEngineTTL)
 	orTime(&c.RegistrationTimeout, 480*time.Second)
 	orTime(&c.ParkTimeout, c.RegistrationTimeout)
 	if c.LoadFailurePolicy == "" {
@@ -196,6 +217,7 @@ func (c Config) Validate() error {
 	default:
 		bad("role %q is unknown, use prefill, decode or both", c.Role)
 	}
+	c.checkAdapters(bad)
 	if !c.Mode.Valid() {
 		bad("mode %q is unknown, use push or pull", c.Mode)
 	}
@@ -231,15 +253,7 @@ func (c Config) Validate() error {
 	if !c.LoadFailurePolicy.Valid() {
 		bad("load failure policy %q is unknown, use fail or recompute", c.LoadFailurePolicy)
 	}
-	for _, a := range []struct{ name, addr string }{{"side channel", c.SideChannel}, {"agent", c.AgentListen}} {
-		host, _, err := net.SplitHostPort(a.addr)
-		switch {
-		case err != nil:
-			bad("%s address: %v, use HOST:PORT", a.name, err)
-		case unspecified(host) && c.AdvertiseHost == "":
-			bad("%s address %s is every interface; name the host by which peers reach it", a.name, a.addr)
-		}
-	}
+	c.checkAddresses(bad)
 	if !slices.Contains([]string{TransportAuto, TransportSHM, TransportTCP}, c.Transport) {
 		bad("transport %q is unknown, use auto, shm or tcp", c.Transport)
 	}
@@ -258,10 +272,21 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// unspecified tells whether a host to listen on is no host to connect to.
-func unspecified(host string) bool {
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsUnspecified()
+// checkAdapters reports names that requests could not tell apart.
+func (c Config) checkAdapters(bad func(format string, args ...any)) {
+	if len(c.Adapters) > MaxAdapters {
+		bad("%d adapters, at most %d are possible", len(c.Adapters), MaxAdapters)
+	}
+	for i, name := range c.Adapters {
+		switch {
+		case name == "" || len(name) > model.MaxAdapterName:
+			bad("an adapter's name has %d bytes, must have 1 to %d", len(name), model.MaxAdapterName)
+		case name == c.ServedName:
+			bad("adapter %q is called as the model itself", name)
+		case slices.Contains(c.Adapters[:i], name):
+			bad("adapter %q is named twice", name)
+		}
+	}
 }
 
 // newUUID is a random UUID of version 4.

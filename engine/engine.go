@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -11,10 +12,11 @@ import (
 
 // Engine is one running engine. Its methods may be called from any goroutine.
 type Engine struct {
-	cfg     Config // with defaults
-	parts   *parts
-	coords  Coordinates
-	context int // tokens
+	cfg      Config // with defaults
+	parts    *parts
+	coords   Coordinates
+	context  int // tokens
+	adapters map[string]*model.Adapter
 
 	inbox   chan message
 	steps   chan step       // to the model goroutine; closed to end it
@@ -39,11 +41,18 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
+	shape := cfg.Model.Config()
+	adapters := map[string]*model.Adapter{}
+	for _, name := range cfg.Adapters {
+		var err error
+		if adapters[name], err = model.SeededAdapter(shape, name); err != nil {
+			return nil, err
+		}
+	}
 	p, err := assemble(cfg)
 	if err != nil {
 		return nil, err
 	}
-	shape := cfg.Model.Config()
 	machineConfig := core.Config{
 		BlockSize: cfg.BlockSize, NumBlocks: cfg.NumBlocks, MaxBatchTokens: cfg.MaxBatchTokens, MaxRunning: cfg.MaxRunning,
 		MaxWaiting: cfg.MaxQueue, MaxContext: shape.MaxPosition, EOS: shape.EOS, PrefixCaching: !cfg.NoPrefixCache,
@@ -58,7 +67,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		cfg: cfg, parts: p, coords: p.coordinates(cfg), context: machineConfig.Context(),
+		cfg: cfg, parts: p, coords: p.coordinates(cfg), context: machineConfig.Context(), adapters: adapters,
 		inbox: make(chan message, inboxDepth), steps: make(chan step, 1), results: make(chan stepResult, 1),
 		ended: make(chan struct{}), modeled: make(chan struct{}),
 	}
@@ -142,7 +151,7 @@ func (e *Engine) ResetPrefixCache(ctx context.Context, wait bool) (blocks int, e
 // Model describes the model that is served.
 func (e *Engine) Model() ModelInfo {
 	shape := e.cfg.Model.Config()
-	return ModelInfo{Name: e.cfg.ServedName, MaxContext: e.context, Vocab: shape.Vocab, EOS: shape.EOS}
+	return ModelInfo{Name: e.cfg.ServedName, Adapters: slices.Clone(e.cfg.Adapters), MaxContext: e.context, Vocab: shape.Vocab, EOS: shape.EOS}
 }
 
 // Tokenizer is the model's. It is immutable.

@@ -31,8 +31,14 @@ const (
 	// the request, and ids come from clients' X-Request-Id headers.
 	MaxRequestID = 512
 
-	// MaxSalt bounds a cache salt in bytes; it is hashed once per block.
+	// MaxSalt bounds a cache salt, and each extra key, in bytes; they are hashed once per prompt.
 	MaxSalt = 1024
+
+	// MaxExtras bounds the extra keys of a request: stock engines admit far fewer images per prompt.
+	MaxExtras = 256
+
+	// MaxAdapters bounds Config.Adapters: each has weights of its own.
+	MaxAdapters = 64
 
 	// inboxDepth is how many messages of Submit, Close of streams and Stats may wait for the loop.
 	// It only smooths bursts: a sender that finds it full waits, and the loop never blocks.

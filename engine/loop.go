@@ -203,6 +203,7 @@ func (l *loop) start(batch []core.Sequence) {
 		r := l.live[q.ID]
 		l.flight = append(l.flight, r)
 		s.sampling = append(s.sampling, r.Sampling)
+		s.adapters = append(s.adapters, l.e.adapters[r.Adapter])
 	}
 	l.e.steps <- s
 }

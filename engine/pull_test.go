@@ -350,57 +350,6 @@ func TestPullRefusals(t *testing.T) {
 	}
 }
 
-// Requests of unlike cache salts share no KV, neither by a hand-off nor in a cache that a hand-off has
-// filled, in both modes.
-func TestSaltsAcrossEngines(t *testing.T) {
-	p := prompt(70, 5)
-	want := expect(t, p, 3, model.Sampling{})
-	salted := func(r Request, salt string) Request {
-		r.CacheSalt = salt
-		return r
-	}
-	t.Run("push", func(t *testing.T) {
-		t.Parallel()
-		x := newPair(t, func(c *Config) { c.Lease = time.Second })
-		run := func(id, saltP, saltD string) (d answer) {
-			prefill, decode := x.legs(id, p, 3)
-			var wg sync.WaitGroup
-			wg.Go(func() { generate(t, x.p, salted(prefill, saltP)) })
-			wg.Go(func() { d = generate(t, x.d, salted(decode, saltD)) })
-			wg.Wait()
-			return d
-		}
-		checkSalts(t, x, want, run)
-	})
-	t.Run("pull", func(t *testing.T) {
-		t.Parallel()
-		x := newPullPair(t, func(c *Config) { c.Lease = time.Second })
-		run := func(id, saltP, saltD string) answer {
-			prefill, decode := pullLegs(id, p, 3)
-			return generate(t, x.d, salted(decode(generate(t, x.p, salted(prefill, saltP))), saltD))
-		}
-		checkSalts(t, x, want, run)
-	})
-}
-
-func checkSalts(t *testing.T, x pair, want []kv.Token, run func(id, saltP, saltD string) answer) {
-	if a := run("unlike", "a", "b"); a.Err == nil || !strings.Contains(a.Err.Error(), "the prompts differ") {
-		t.Errorf("unlike salts: %+v", a.Output)
-	}
-	if a := run("one", "a", ""); a.Err == nil || !strings.Contains(a.Err.Error(), "the prompts differ") {
-		t.Errorf("one salt: %+v", a.Output)
-	}
-	a := run("first", "a", "a")
-	checkAnswer(t, "equal salts", a, want)
-	b := run("second", "b", "b")
-	checkAnswer(t, "other equal salts", b, want)
-	if a.Usage.Cached != 0 || b.Usage.Cached != 0 {
-		t.Errorf("found in the cache: %d of the first, %d of the second", a.Usage.Cached, b.Usage.Cached)
-	}
-	settle(t, x.p)
-	settle(t, x.d)
-}
-
 // A push and a pull engine refuse each other, and say which side has which mode.
 func TestModesRefuseEachOther(t *testing.T) {
 	p := newEngine(t, func(c *Config) { c.Role, c.Mode = connector.Producer, kv.Pull })

@@ -26,6 +26,13 @@ type Request struct {
 	// CacheSalt separates prefix-cache entries: only requests of equal salt share blocks, and a
 	// hand-off pairs only requests of equal salt.
 	CacheSalt string
+	// Adapter is one of Config.Adapters, with which the model answers; empty for the model itself.
+	// Requests share KV, in a cache or by a hand-off, only with those of the same adapter.
+	Adapter string
+	// Extras are what else the prompt's KV depends on, hashes of images for example, in order. Requests
+	// share KV only with those of equal extras. They change no token of the built-in model, which sees
+	// text only.
+	Extras []string
 	// Params is the hand-off of this request; nil for one that is served here alone.
 	Params *kv.TransferParams
 	// Tier is what the request says to the CPU tier: where else its blocks may be, who will fetch them,

@@ -66,7 +66,8 @@ type Coordinates struct {
 // ModelInfo describes the model that is served.
 type ModelInfo struct {
 	Name       string
-	MaxContext int // tokens of prompt and answer together that this engine can hold
+	Adapters   []string // other names, by which requests ask for the model with an adapter
+	MaxContext int      // tokens of prompt and answer together that this engine can hold
 	Vocab      int
 	EOS        []kv.Token
 }

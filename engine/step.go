@@ -9,6 +9,7 @@ import (
 type step struct {
 	batch    []core.Sequence
 	sampling []model.Sampling // per sequence
+	adapters []*model.Adapter // per sequence; nil: none
 }
 
 // stepResult is what came of it, per sequence; err, if set, is of all.
@@ -43,8 +44,8 @@ type stepper struct {
 
 func (m *stepper) compute(s step) stepResult {
 	m.input = m.input[:0]
-	for _, q := range s.batch {
-		m.input = append(m.input, model.Sequence{Tokens: q.Tokens, Start: q.Start, Blocks: q.Blocks, Logits: q.Sample})
+	for i, q := range s.batch {
+		m.input = append(m.input, model.Sequence{Tokens: q.Tokens, Start: q.Start, Blocks: q.Blocks, Logits: q.Sample, Adapter: s.adapters[i]})
 	}
 	if err := m.runner.Forward(m.cache, m.input, &m.logits); err != nil {
 		return stepResult{err: err}

@@ -31,6 +31,9 @@ func (e *Engine) check(r *Request) error {
 	case len(r.CacheSalt) > MaxSalt:
 		return bad("cache_salt", "the cache salt has %d bytes, at most %d are allowed", len(r.CacheSalt), MaxSalt)
 	}
+	if err := e.checkKeys(r, bad); err != nil {
+		return err
+	}
 	for _, s := range r.StopStrings {
 		if s == "" || len(s) > MaxStopBytes {
 			return bad("stop", "a stop string has %d bytes, must have 1 to %d", len(s), MaxStopBytes)
@@ -44,6 +47,22 @@ func (e *Engine) check(r *Request) error {
 	}
 	if err := r.Sampling.Validate(); err != nil {
 		return bad("sampling", "%w", err)
+	}
+	return nil
+}
+
+// checkKeys refuses what KV cannot be keyed by.
+func (e *Engine) checkKeys(r *Request, bad func(field, format string, args ...any) error) error {
+	switch {
+	case r.Adapter != "" && e.adapters[r.Adapter] == nil:
+		return bad("model", "there is no adapter %.100q; this engine has %d: %.300v", r.Adapter, len(e.cfg.Adapters), e.cfg.Adapters)
+	case len(r.Extras) > MaxExtras:
+		return bad("extra_keys", "%d extra keys, at most %d are allowed", len(r.Extras), MaxExtras)
+	}
+	for _, x := range r.Extras {
+		if len(x) > MaxSalt {
+			return bad("extra_keys", "an extra key has %d bytes, at most %d are allowed", len(x), MaxSalt)
+		}
 	}
 	return nil
 }
@@ -90,7 +109,7 @@ func (l *live) follow(ctx context.Context) {
 func (l *live) coreRequest() core.Request {
 	return core.Request{
 		ID: l.ID, Prompt: l.Prompt, MaxTokens: l.MaxTokens, StopTokens: l.StopTokens, IgnoreEOS: l.IgnoreEOS,
-		Keys: core.Keys{Salt: l.CacheSalt}, Params: l.Params,
+		Keys: core.Keys{Salt: l.CacheSalt, Adapter: l.Adapter, Extras: l.Extras}, Params: l.Params,
 		Tier: core.TierSpec{MaxLoad: l.Tier.MaxLoad, MaxStore: l.Tier.MaxOffload, Whole: l.Tier.Decoder != ""},
 	}
 }

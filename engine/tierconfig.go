@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier/p2p"
 	"github.com/kvferry/kvferry/tier/p2p/session"
 )
@@ -140,6 +141,9 @@ func (c Config) validateP2P(bad func(format string, args ...any)) {
 	}
 	for _, a := range []struct{ name, addr string }{{"p2p", t.P2PListen}, {"p2p agent", t.P2PAgentListen}} {
 		host, _, err := net.SplitHostPort(a.addr)
+		if err == nil {
+			_, err = c.ofRank(a.addr)
+		}
 		switch {
 		case err != nil:
 			bad("%s address: %v, use HOST:PORT", a.name, err)
@@ -151,13 +155,13 @@ func (c Config) validateP2P(bad func(format string, args ...any)) {
 
 // p2pName is the "host:port" under which peers know a listener.
 func (c Config) p2pName(at *net.TCPAddr) string {
-	if host, port, err := net.SplitHostPort(c.Tier.P2PAdvertise); err == nil {
-		return net.JoinHostPort(host, port)
+	if name, err := c.ofRank(c.Tier.P2PAdvertise); err == nil {
+		return name
 	}
 	host, _, _ := net.SplitHostPort(c.Tier.P2PListen) // Validate has looked
 	switch {
 	case c.Tier.P2PAdvertise != "":
-		host = c.Tier.P2PAdvertise
+		host = kv.BareHost(c.Tier.P2PAdvertise)
 	case unspecified(host):
 		host = c.AdvertiseHost
 	}

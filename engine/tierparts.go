@@ -122,7 +122,11 @@ func (t *tierParts) newFiles(cfg Config, facts TierFacts) (*fs.Tier, error) {
 }
 
 func (t *tierParts) newPeers(cfg Config, facts TierFacts) (*p2p.Tier, error) {
-	ln, err := net.Listen("tcp", cfg.Tier.P2PListen)
+	listen, err := cfg.ofRank(cfg.Tier.P2PListen)
+	if err != nil {
+		return nil, fmt.Errorf("p2p tier: %w", err)
+	}
+	ln, err := net.Listen("tcp", listen)
 	if err != nil {
 		return nil, fmt.Errorf("p2p tier: %w", err)
 	}

@@ -110,5 +110,6 @@ type Model struct {
 	Object      string `json:"object"`
 	Created     int64  `json:"created"` // seconds since 1970
 	OwnedBy     string `json:"owned_by"`
-	MaxModelLen int    `json:"max_model_len"` // tokens of prompt and answer together, as vLLM tells it
+	MaxModelLen int    `json:"max_model_len"`    // tokens of prompt and answer together, as vLLM tells it
+	Parent      string `json:"parent,omitempty"` // of an adapter: the model that it changes
 }

@@ -102,7 +102,29 @@ func (e *WrongEngineError) Error() string {
 		return fmt.Sprintf("this address leads back to our own engine %.256q: the peer announces a host that only it can use "+
 			"(the default is localhost); set its side channel host to an address that others reach", e.Got)
 	}
-	return fmt.Sprintf("engine %.256q answers there: the engine was replaced, or the address in the request is wrong", e.Got)
+	return fmt.Sprintf("engine %.256q answers there: engine %.256q was replaced, or the address in the request is wrong; name the new id where "+
+		"the request's came from, or start that engine with --engine-id %.256q", e.Got, e.Want, e.Want)
+}
+
+// OwnHostError is a handshake that failed at an address by which every host means itself.
+type OwnHostError struct {
+	Host string // as the request or the peer named it
+	Err  error
+}
+
+func (e *OwnHostError) Error() string {
+	return fmt.Sprintf("%v; %.256s is this host itself: if that engine runs on another host, start it with --side-channel HOST:PORT or "+
+		"--advertise-host HOST by which others reach it (of a stock engine: VLLM_NIXL_SIDE_CHANNEL_HOST)", e.Err, e.Host)
+}
+
+func (e *OwnHostError) Unwrap() error { return e.Err }
+
+// ownHost adds to err what may be its reason.
+func ownHost(host string, err error) error {
+	if kv.OwnHost(host) {
+		return &OwnHostError{Host: host, Err: err}
+	}
+	return err
 }
 
 // NoTransportError is a peer that none of our transports reaches.

@@ -36,7 +36,7 @@ type answer struct {
 func (t *Table) interview(ctx context.Context, f *flight) (*findings, error) {
 	req, err := t.dial(ctx, f.key.addr.String())
 	if err != nil {
-		return nil, &phaseError{phase: PhaseDial, err: err}
+		return nil, &phaseError{phase: PhaseDial, err: ownHost(f.key.addr.host, err)}
 	}
 	defer req.Close()
 	found := &findings{}
@@ -130,7 +130,12 @@ func (t *Table) ask(ctx context.Context, req *zmtp.Req, f *flight, r kv.Rank, be
 		return fail(PhaseMetadata, err)
 	}
 	if meta.EngineID != f.key.engine {
-		return fail(PhaseIdentity, &WrongEngineError{Want: f.key.engine, Got: meta.EngineID, Ourselves: t.cfg.Self != "" && meta.EngineID == t.cfg.Self})
+		ourselves := t.cfg.Self != "" && meta.EngineID == t.cfg.Self
+		wrong := error(&WrongEngineError{Want: f.key.engine, Got: meta.EngineID, Ourselves: ourselves})
+		if !ourselves { // else it says so itself
+			wrong = ownHost(f.key.addr.host, wrong)
+		}
+		return fail(PhaseIdentity, wrong)
 	}
 	return answer{rank: r, meta: meta, regions: regions, digest: sha256.Sum256(payload.AgentMetadata), info: peerInfo(meta)}, nil
 }

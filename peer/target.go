@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/kv"
@@ -32,11 +31,7 @@ type address struct {
 func (a address) String() string { return net.JoinHostPort(a.host, strconv.Itoa(a.port)) }
 
 func (t *Target) address() address {
-	host := t.Host
-	if inner, ok := strings.CutPrefix(host, "["); ok {
-		host = strings.TrimSuffix(inner, "]")
-	}
-	return address{host: host, port: t.Port}
+	return address{host: kv.BareHost(t.Host), port: t.Port}
 }
 
 // validate reports a target that cannot be asked, or must not be.

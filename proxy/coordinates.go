@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/proxy/core"
 )
 
@@ -96,6 +97,11 @@ func (r *Router) fetchCoordinates(ctx context.Context, t *target) (core.Peer, er
 	}
 	if err != nil {
 		return p, &wrongEngineError{err}
+	}
+	if t.leg == core.Prefill && kv.OwnHost(p.Host) && !kv.OwnHost(t.url.Hostname()) {
+		r.log.Warn("an engine on another host says that its side channel is at an address by which every host means itself; unless all decode engines "+
+			"run on its host, start it with --side-channel HOST:PORT or --advertise-host HOST by which they reach it",
+			"engine", t.url.Host, "side_channel_host", p.Host)
 	}
 	return p, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/tcp/internal/frame"
+	"github.com/kvferry/kvferry/kv"
 )
 
 // Config is an agent's settings; zero fields mean the defaults.
@@ -109,7 +110,7 @@ func (c Config) addresses(l *net.TCPAddr) ([]string, error) {
 	out := make([]string, len(c.Advertise))
 	for i, a := range c.Advertise {
 		if _, _, err := net.SplitHostPort(a); err != nil {
-			a = net.JoinHostPort(a, fmt.Sprint(l.Port))
+			a = net.JoinHostPort(kv.BareHost(a), fmt.Sprint(l.Port))
 		}
 		if len(a) > 255 {
 			return nil, fmt.Errorf("tcp agent: address to advertise is %d characters long", len(a))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/tcp/internal/frame"
+	"github.com/kvferry/kvferry/kv"
 )
 
 // dialAny connects to the first address that answers as the peer. It leaves nothing behind when it
@@ -59,6 +60,10 @@ func (a *Agent) dialPeer(ctx context.Context, name agent.Name, addr string) (*li
 			phase := "hello"
 			if c == nil {
 				phase = "dial"
+			}
+			if host, _, _ := net.SplitHostPort(addr); kv.OwnHost(host) {
+				err = fmt.Errorf("%w; %s is this host itself: if the peer runs on another host, start it with --agent-listen HOST:PORT or "+
+					"--agent-advertise HOST by which others reach it", err, host)
 			}
 			return nil, &agent.PeerError{Peer: name, Addr: addr, Phase: phase, Err: err}
 		}

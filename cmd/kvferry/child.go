@@ -68,6 +68,7 @@ func startChild(ctx context.Context, name string, onLog func(line string), args 
 		return nil, fmt.Errorf("cannot find this program to start %s: %w", name, err)
 	}
 	c := &child{name: name, cmd: exec.Command(self, args...), done: make(chan struct{})}
+	c.cmd.Env = childEnviron(allSettings(newRoot()))
 	stdout, err := c.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

@@ -36,6 +36,9 @@ type engineFlags struct {
 	kvFaults    []string
 	drain       time.Duration
 	randomIDs   bool
+	compat      bool
+	engineTTL   time.Duration
+	transfer    transferConfig
 	cfg         engine.Config
 	tier        tierFlags
 	log         logFlags
@@ -68,6 +71,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (prefill engines write) or pull (decode engines read); the same on all engines of a deployment")
 	fl.StringVar(&f.model, "model", model.TinyName, "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
 	fl.StringVar(&f.cfg.ServedName, "served-model-name", "", "`NAME` that clients use; default: the model's own")
+	fl.StringSliceVar(&f.cfg.Adapters, "adapter", nil, "`NAME` by which clients ask for the model with a low-rank adapter whose weights follow from the name; may be given several times")
 	fl.StringVar(&f.engineID, "engine-id", "", "`ID` that peers know the engine by; default: random at every start")
 	fl.IntVar(&f.cfg.BlockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.cfg.NumBlocks, "blocks", 1024, "KV `BLOCKS` of this engine")
@@ -82,6 +86,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
 	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
 	fl.StringVar(&f.cfg.AgentAdvertise, "agent-advertise", "", "`HOST[:PORT]` that peers are told to send KV blocks to; default: --agent-listen")
+	fl.Var(optionalInt{&f.cfg.DataParallelRank}, "data-parallel-rank", "`RANK` among data-parallel engines: side channel and agent are at as many ports higher, the engine id ends with _dpRANK; default: none of them")
 	fl.StringVar(&f.cfg.Transport, "transport", engine.TransportAuto, "`TRANSPORT` of KV blocks: auto (shm with engines on this host, else tcp), shm or tcp")
 	fl.DurationVar(&f.cfg.Lease, "lease", 30*time.Second, "how long a finished prompt's blocks are kept for a decode engine that is silent")
 	fl.DurationVar(&f.cfg.RegistrationTimeout, "registration-timeout", 480*time.Second, "how long a request waits for a silent prefill engine")
@@ -89,6 +94,9 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.cfg.ParkTimeout, "park-timeout", 0, "how long requests that wait for KV may keep blocks that others need while nothing goes on; default: --registration-timeout")
 	fl.StringVar(&f.cfg.VLLMVersion, "vllm-version", engine.DefaultVLLMVersion, "`VERSION` that enters the compatibility hash")
 	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
+	fl.BoolVar(&f.compat, "enforce-handshake-compat", true, "refuse peers whose compatibility hash differs; without it the operator answers for it that they fit")
+	fl.DurationVar(&f.engineTTL, "engine-ttl", connector.DefaultEngineTTL, "after how long without use a peer is forgotten; 0: never")
+	fl.Var(&f.transfer, "kv-transfer-config", "`JSON` as vLLM's option of this name; the flags above come before what it says")
 	fl.BoolVar(&f.randomIDs, "request-id-suffix", true, "append a random suffix to request ids, as vLLM does")
 	fl.StringSliceVar(&f.kvFaults, "inject-kv-fault", nil, "damage received KV, for testing: swap-blocks, zero-layer, zero-head, stale-block; needs --prefix-cache=false")
 	fl.DurationVar(&f.drain, "drain", 10*time.Second, "how long requests in flight and promised blocks may take after SIGTERM")
@@ -125,6 +133,10 @@ func (f *engineFlags) settings() (engine.Config, error) {
 	cfg.Mode = kv.TransferMode(f.mode)
 	cfg.NoPrefixCache = !f.prefixCache
 	cfg.Tier = f.tier.config()
+	cfg.AnyCompat = !f.compat
+	if cfg.EngineTTL = f.engineTTL; f.engineTTL <= 0 {
+		cfg.EngineTTL = engine.Forever
+	}
 	cfg.LoadFailurePolicy = kv.LoadFailurePolicy(f.policy)
 	if !cfg.LoadFailurePolicy.Valid() {
 		return cfg, usagef("--kv-load-failure-policy %q is unknown, use fail or recompute", f.policy)
@@ -176,11 +188,25 @@ func (f *engineFlags) checkAddresses() error {
 	return nil
 }
 
-// unreachableAgent tells of a side channel that other hosts reach and an agent that they don't.
-func (f *engineFlags) unreachableAgent() bool {
-	side, agent := hostIP(f.cfg.SideChannel), hostIP(f.cfg.AgentListen)
-	return side != nil && !side.IsLoopback() && agent != nil && agent.IsLoopback() &&
-		f.cfg.AgentAdvertise == "" && f.cfg.Transport != engine.TransportSHM
+// unreachable are lines about addresses of which some are for other hosts and some for this one alone.
+func (f *engineFlags) unreachable() []string {
+	own := func(addr string) bool { // false for every interface
+		ip := hostIP(addr)
+		return ip != nil && ip.IsLoopback()
+	}
+	side := own(f.cfg.SideChannel) && f.cfg.AdvertiseHost == ""
+	agent := own(f.cfg.AgentListen) && f.cfg.AgentAdvertise == "" && f.cfg.Transport != engine.TransportSHM
+	var lines []string
+	switch {
+	case agent && !own(f.cfg.SideChannel):
+		lines = append(lines, "peers on other hosts reach the side channel but not the agent: they cannot send KV blocks; give --agent-listen a host that they reach")
+	case side && !own(f.cfg.AgentListen):
+		lines = append(lines, "peers on other hosts reach the agent but are told that the side channel is at 127.0.0.1, which is their own host; give --side-channel a host that they reach")
+	case side && !own(f.listen):
+		lines = append(lines, "clients on other hosts reach this engine, peers there do not: they are told 127.0.0.1, which is their own host; unless all peers run on this host, "+
+			"give --side-channel and --agent-listen a host that they reach")
+	}
+	return lines
 }
 
 // hostIP is the IP of HOST:PORT, every interface for an empty host, nil for a name.
@@ -212,9 +238,11 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	if err != nil {
 		return err
 	}
-	if f.unreachableAgent() {
-		log.Warn("peers on other hosts reach the side channel but not the agent: they cannot send KV blocks; give --agent-listen a host that they reach",
-			"side_channel", f.cfg.SideChannel, "agent_listen", f.cfg.AgentListen)
+	for _, line := range f.unreachable() {
+		log.Warn(line, "listen", f.listen, "side_channel", f.cfg.SideChannel, "agent_listen", f.cfg.AgentListen)
+	}
+	if keys := f.transfer.ineffective(); keys != nil {
+		log.Warn("no NIXL library is loaded here: these keys of kv_transfer_config have no effect", "keys", keys)
 	}
 	cfg.Log = log
 	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})
@@ -237,8 +265,8 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		return err
 	}
 	c := e.Coordinates()
-	ready := fmt.Sprintf("ready engine url=http://%s role=%s model=%s context=%s engine_id=%s side_channel=%s:%d",
-		l.Addr(), c.Role, c.Model, strconv.Itoa(e.MaxContext()), c.EngineID, c.Host, c.Port)
+	ready := fmt.Sprintf("ready engine url=http://%s role=%s model=%s context=%s engine_id=%s side_channel=%s",
+		l.Addr(), c.Role, c.Model, strconv.Itoa(e.MaxContext()), c.EngineID, net.JoinHostPort(c.Host, strconv.Itoa(c.Port)))
 	if c.P2PAddress != "" {
 		ready += " p2p=" + c.P2PAddress
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -95,4 +96,25 @@ func version() string {
 		}
 	}
 	return "devel"
+}
+
+// optionalInt is a flag's number that may be absent.
+type optionalInt struct{ p **int }
+
+func (o optionalInt) Type() string { return "int" }
+
+func (o optionalInt) String() string {
+	if o.p == nil || *o.p == nil {
+		return ""
+	}
+	return strconv.Itoa(**o.p)
+}
+
+func (o optionalInt) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return errors.New("it is no whole number")
+	}
+	*o.p = &n
+	return nil
 }

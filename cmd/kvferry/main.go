@@ -40,5 +40,8 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newUp(), newEngine(), newRouter(), newStore())
+	for _, c := range root.Commands() {
+		layer(c)
+	}
 	return root
 }

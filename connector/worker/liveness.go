@@ -131,8 +131,8 @@ func (m *machine) pulseSilent(p *pulse) {
 		if r.quarantined == nil {
 			m.stats.PeersSilent++
 			m.failReceive(r, connector.PhaseWait, fmt.Sprintf(
-				"nothing was heard of its prefill engine for %v (%d heartbeats): check that engine %q runs, is not stopped, and can reach %s:%d",
-				bound.Round(time.Millisecond), m.cfg.SilentBeats, r.reg.Peer.Engine, m.cfg.Host, m.cfg.Port))
+				"nothing was heard of its prefill engine for %v (%d heartbeats): check that engine %q runs, is not stopped, and can reach %s",
+				bound.Round(time.Millisecond), m.cfg.SilentBeats, r.reg.Peer.Engine, m.whereWeAre()))
 		}
 	}
 	// Whoever needs the engine next shakes hands anew: it may have restarted without a word, and a

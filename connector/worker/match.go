@@ -23,6 +23,9 @@ var matchNames = [...]string{"transfer_id", "transfer_id", "transfer_id", "id", 
 
 func (k matchKind) String() string { return matchNames[k] }
 
+// promptsDiffer refuses two requests of one name and unlike digests (connector.Digest).
+const promptsDiffer = "the prompts differ in tokens, cache salt, adapter or extra keys"
+
 // matchKey is one name under which a request can be found.
 type matchKey struct {
 	kind     matchKind

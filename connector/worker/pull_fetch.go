@@ -170,8 +170,8 @@ func (m *machine) fetchDue(f *fetch) {
 	case f.state == fetchClaiming && f.tries >= maxClaimTries:
 		m.stats.PeersSilent++
 		m.failFetch(f, connector.PhaseWait, fmt.Sprintf(
-			"engine %q did not answer %d times within %v: check that it runs, is not stopped, and can reach %s:%d",
-			f.want.Peer.Engine, f.tries, time.Duration(f.tries)*m.interval(), m.cfg.Host, m.cfg.Port))
+			"engine %q did not answer %d times within %v: check that it runs, is not stopped, and can reach %s",
+			f.want.Peer.Engine, f.tries, time.Duration(f.tries)*m.interval(), m.whereWeAre()))
 	case f.state == fetchClaiming:
 		m.sendClaim(f)
 	default: // the agent bounds the silence of a transfer; the ledger is told that it goes on

@@ -113,7 +113,7 @@ func (m *machine) unclaimable(h *hold, c *wire.Claim) (connector.Phase, string) 
 	case h.earlier && !h.shares(c, m.cfg.Layout):
 		return connector.PhaseParams, fmt.Sprintf("the prompt does not begin with the %d tokens of the earlier turn that were asked for", c.Tokens)
 	case !h.earlier && connector.Digest(c.Digest) != h.identity.digest:
-		return connector.PhaseParams, "the prompts differ"
+		return connector.PhaseParams, promptsDiffer
 	case !h.earlier && c.Tokens != h.have.NumTokens:
 		return connector.PhaseParams, fmt.Sprintf("the decode engine counts %d tokens, ours has %d", c.Tokens, h.have.NumTokens)
 	case c.Blocks != wire.BlocksDigest(kv.BlockIDs{h.have.Blocks}):

@@ -147,7 +147,7 @@ func (m *machine) unfit(h *hold, r *registration) string {
 	case x != nil && x.Lease != 0 && x.Lease != h.gen:
 		return fmt.Sprintf("lease %d of its hand-off parameters has ended; the request's lease is %d", x.Lease, h.gen)
 	case r.identity.hasDigest && r.identity.digest != h.identity.digest:
-		return "the prompts differ"
+		return promptsDiffer
 	case x != nil && x.StartToken+x.NumTokens != h.have.NumTokens:
 		return fmt.Sprintf("the decode engine's prompt has %d tokens, ours %d", x.StartToken+x.NumTokens, h.have.NumTokens)
 	case len(r.reg.LocalBlockIDs) > 1:

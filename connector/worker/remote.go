@@ -3,6 +3,8 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
@@ -92,6 +94,16 @@ func (m *machine) forgetAgent(id agent.PeerID) {
 			return
 		}
 	}
+}
+
+// whereWeAre is the address that peers are told, and why they may not find us there.
+func (m *machine) whereWeAre() string {
+	at := net.JoinHostPort(kv.BareHost(m.cfg.Host), strconv.Itoa(m.cfg.Port))
+	if kv.OwnHost(m.cfg.Host) {
+		at += ", which to another host is itself: unless it runs on this one, start this engine with --side-channel and --agent-listen, " +
+			"or --advertise-host, by which it reaches this host"
+	}
+	return at
 }
 
 // pushReg is the registration of one receive as it goes over the wire.

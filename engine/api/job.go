@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/kvferry/kvferry/engine"
@@ -15,7 +16,8 @@ import (
 // prompt are neighbours; child i answers prompt i/n.
 type job struct {
 	id       string // of the answer: without prompt index and suffix
-	model    string
+	model    string // as asked for
+	adapter  string // that it names; "" for the model itself
 	n        int
 	prompts  [][]kv.Token
 	children []engine.Request
@@ -74,11 +76,16 @@ func chatText(messages []openai.Message) string {
 
 // prepare checks model and hand-off.
 func (s *Server) prepare(j *job, asked string, rawParams json.RawMessage) error {
-	j.model = s.engine.Model().Name
-	if asked != "" && asked != j.model {
+	info := s.engine.Model()
+	switch {
+	case asked == "" || asked == info.Name:
+		j.model = info.Name
+	case slices.Contains(info.Adapters, asked):
+		j.model, j.adapter = asked, asked
+	default:
 		return &openai.Error{
 			Status: 404, Type: openai.TypeNotFound, Param: "model", Code: openai.CodeModelNotFound,
-			Message: "The model " + quote(asked) + " does not exist here; this engine serves " + quote(j.model) + ".",
+			Message: "The model " + quote(asked) + " does not exist here; this engine serves " + quote(strings.Join(append([]string{info.Name}, info.Adapters...), ", ")) + ".",
 		}
 	}
 	if rawParams == nil {
@@ -153,6 +160,7 @@ func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sa
 				Temperature: p.Temperature, TopP: p.TopP, TopK: p.TopK, Seed: randomSeed(),
 			},
 			StopStrings: p.Stop, StopTokens: p.StopTokens, IgnoreEOS: p.IgnoreEOS, CacheSalt: p.CacheSalt,
+			Adapter: j.adapter,
 		}
 		if p.Seed != nil {
 			r.Sampling.Seed = uint64(*p.Seed) + uint64(k)

@@ -196,9 +196,14 @@ func (s *Server) serveCoordinates(w http.ResponseWriter, _ *http.Request) {
 
 func (s *Server) serveModels(w http.ResponseWriter, _ *http.Request) {
 	m := s.engine.Model()
-	s.writeValue(w, openai.ModelList{Object: "list", Data: []openai.Model{{
-		ID: m.Name, Object: "model", Created: s.created, OwnedBy: "kvferry", MaxModelLen: m.MaxContext,
-	}}})
+	own := openai.Model{ID: m.Name, Object: "model", Created: s.created, OwnedBy: "kvferry", MaxModelLen: m.MaxContext}
+	list := openai.ModelList{Object: "list", Data: []openai.Model{own}}
+	for _, name := range m.Adapters {
+		adapter := own
+		adapter.ID, adapter.Parent = name, m.Name
+		list.Data = append(list.Data, adapter)
+	}
+	s.writeValue(w, list)
 }
 
 // writeValue answers 200 with a value as JSON.

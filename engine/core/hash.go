@@ -3,6 +3,7 @@ package core
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"math"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
@@ -17,6 +18,9 @@ type Hash [sha256.Size]byte
 type Keys struct {
 	Salt    string // separates clients that must not share blocks
 	Adapter string // LoRA adapter or whatever else changes the weights
+	// Extras are hashes of what else a prompt holds behind its tokens, images for example, in order.
+	// They count from the first block on: a prompt shares nothing with one that has others.
+	Extras []string
 }
 
 // root is the parent of a first block.
@@ -27,11 +31,12 @@ func (k Keys) root(seed string) Hash {
 }
 
 func (k Keys) append(b []byte) []byte {
-	for _, s := range []string{k.Salt, k.Adapter} {
+	for _, s := range append([]string{k.Salt, k.Adapter}, k.Extras...) {
 		b = binary.LittleEndian.AppendUint64(b, uint64(len(s)))
 		b = append(b, s...)
 	}
-	return b
+	// A length that no text has: tokens may follow.
+	return binary.LittleEndian.AppendUint64(b, math.MaxUint64)
 }
 
 // chain is the hash of a full block behind parent.

@@ -15,6 +15,8 @@ type Sequence struct {
 	// Logits asks for the logits behind the last new token. Chunks of a prompt other than its
 	// last have no use for them.
 	Logits bool
+	// Adapter changes the model for this sequence; nil for the model itself.
+	Adapter *Adapter
 }
 
 // Logits receives the result of Forward. It is reused from call to call and belongs to the
@@ -123,6 +125,11 @@ func (r *Runner) check(c *Cache, index int, s Sequence) string {
 	case len(s.Blocks)*c.shape.BlockSize < end:
 		return fmt.Sprintf("%d blocks of %d tokens do not hold position %d", len(s.Blocks), c.shape.BlockSize, end-1)
 	}
+	if s.Adapter != nil {
+		if reason := s.Adapter.fits(cfg); reason != "" {
+			return reason
+		}
+	}
 	for _, t := range s.Tokens {
 		if t < 0 || int(t) >= cfg.Vocab {
 			return fmt.Sprintf("token %d is not in a vocabulary of %d", t, cfg.Vocab)
@@ -158,6 +165,9 @@ func (r *Runner) attention(c *Cache, l int, seqs []Sequence, n int) {
 	r.project(r.v, r.norm, w.V, n, kvDim, cfg.Hidden)
 	for i, row := range r.rows {
 		q, k, v := r.q[i*qDim:][:qDim], r.k[i*kvDim:][:kvDim], r.v[i*kvDim:][:kvDim]
+		if a := seqs[row.seq].Adapter; a != nil {
+			a.add(l, v, r.norm[i*cfg.Hidden:][:cfg.Hidden])
+		}
 		r.model.rope.rotate(q, row.position)
 		if c.shape.Keys == RotatedKeys {
 			r.model.rope.rotate(k, row.position)

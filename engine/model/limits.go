@@ -25,6 +25,9 @@ const (
 	// engine meant for tests can use.
 	MaxParams = 1 << 33
 
+	// MaxAdapterName bounds an adapter's name in bytes; it is hashed with every prompt.
+	MaxAdapterName = 256
+
 	// maxHeaderBytes bounds a safetensors header; a header of a Llama with MaxLayers layers is
 	// below 512 KiB.
 	maxHeaderBytes = 8 << 20

@@ -25,6 +25,7 @@ type Peer struct {
 // engine could use. An engine that listens on every address, or tells no host, is reached where the
 // router reaches it: at httpHost. In pull everything but mode and role is P's to tell with each answer.
 func (p Peer) Check(httpHost string) (Peer, error) {
+	p.Host = kv.BareHost(p.Host)
 	if a, err := netip.ParseAddr(p.Host); p.Host == "" || err == nil && a.IsUnspecified() {
 		p.Host = httpHost
 	}

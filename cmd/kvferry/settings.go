@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Every flag of a command is a setting, which may also stand in the environment or in a file:
+//
+//	command line  >  environment  >  --config FILE  >  default
+//
+// A flag that is said in one of these is not looked for further down. Within each, a setting under its
+// own name comes before one that a stock name gives: kv_transfer_config, VLLM_….
+
+// configFlag names the file; it is no setting of a file itself.
+const configFlag = "config"
+
+// setting is one value that does not come from the command line.
+type setting struct {
+	flag   string
+	values []string // one, but for lists
+	from   string   // where it was said, for people
+	idle   bool     // it is what the setting would be anyway
+}
+
+// expander is a flag's value that speaks for other settings.
+type expander interface {
+	// settings are what it says; nil if it was not given.
+	settings() []setting
+}
+
+// layer lets all settings of a command stand in the environment and in a file too.
+func layer(cmd *cobra.Command) {
+	cmd.Flags().String(configFlag, "", "`FILE` of settings in YAML; environment and flags come before it (docs/configuration.md)")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := readSettings(cmd.Flags(), os.Environ(), allSettings(cmd.Root())); err != nil {
+			return &usageError{fmt.Errorf("%w; see `%s --help`", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// isSetting tells a setting from a flag that only the command line has.
+func isSetting(f *pflag.Flag) bool { return !f.Hidden && f.Name != "help" && f.Name != "version" }
+
+// allSettings are the flags of all commands.
+func allSettings(root *cobra.Command) []string {
+	var names []string
+	for _, c := range root.Commands() {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if isSetting(f) && !slices.Contains(names, f.Name) {
+				names = append(names, f.Name)
+			}
+		})
+	}
+	return names
+}
+
+// readSettings sets what the command line left open. known are the settings of all commands, any of
+// which may stand in the environment.
+func readSettings(fs *pflag.FlagSet, environ, known []string) error {
+	if err := expand(fs); err != nil {
+		return err
+	}
+	env, err := environment(fs, environ, known)
+	if err != nil {
+		return err
+	}
+	if err := apply(fs, env); err != nil {
+		return err
+	}
+	path, err := fs.GetString(configFlag)
+	if err != nil || path == "" {
+		return err
+	}
+	file, err := settingsFile(fs, path)
+	if err != nil {
+		return err
+	}
+	return apply(fs, file)
+}
+
+// apply sets what is not set, and then what that says of others.
+func apply(fs *pflag.FlagSet, settings []setting) error {
+	for _, s := range settings {
+		if err := s.set(fs); err != nil {
+			return err
+		}
+	}
+	return expand(fs)
+}
+
+// set sets one flag unless it is set.
+func (s setting) set(fs *pflag.FlagSet) error {
+	f := fs.Lookup(s.flag)
+	if f.Changed {
+		return nil
+	}
+	var err error
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		err = list.Replace(s.values)
+	} else {
+		err = f.Value.Set(s.values[0])
+	}
+	if err != nil {
+		return fmt.Errorf("%s: is %.80q, want %s: %w", s.from, strings.Join(s.values, " "), wanted(f), err)
+	}
+	f.Changed = true
+	return nil
+}
+
+// expand carries out what settings that are set say of others.
+func expand(fs *pflag.FlagSet) (err error) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		x, ok := f.Value.(expander)
+		if !ok || !f.Changed || err != nil {
+			return
+		}
+		for _, s := range x.settings() {
+			switch {
+			case fs.Lookup(s.flag) != nil:
+				err = s.set(fs)
+			case !s.idle:
+				err = fmt.Errorf("%s: this engine does not do it", s.from)
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	return err
+}
+
+// wanted says what a flag's value looks like.
+func wanted(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "bool":
+		return "true or false"
+	case "int", "int64", "uint", "uint64":
+		return "a whole number"
+	case "float64":
+		return "a number"
+	case "duration":
+		return "a time with its unit, such as 30s or 5m"
+	case "stringSlice", "stringArray":
+		return "a list of texts"
+	case "string":
+		return "a text"
+	case jsonType:
+		return "a JSON object"
+	}
+	return "a value as --" + f.Name + " takes it"
+}
+
+// nearestName is the known name with the fewest edits to name, and how many those are.
+func nearestName(name string, known []string) (best string, edits int) {
+	for _, k := range known {
+		if d := editDistance(strings.ToLower(name), strings.ToLower(k)); best == "" || d < edits {
+			best, edits = k, d
+		}
+	}
+	return best, edits
+}

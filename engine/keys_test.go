@@ -1,0 +1,135 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// keyed is a way in which requests of one prompt must not share KV.
+type keyed struct {
+	set       func(r *Request, key string)
+	otherText bool // keys change the answer
+}
+
+var keyKinds = map[string]keyed{
+	"salt":    {set: func(r *Request, key string) { r.CacheSalt = key }},
+	"adapter": {set: func(r *Request, key string) { r.Adapter = key }, otherText: true},
+	"extras": {set: func(r *Request, key string) {
+		if key != "" {
+			r.Extras = []string{"image one", key}
+		}
+	}},
+}
+
+// Requests of one prompt and unlike salts, adapters or extra keys share no KV, neither by a hand-off,
+// which is refused, nor in a cache that a hand-off has filled, in both modes.
+func TestKeysAcrossEngines(t *testing.T) {
+	p := prompt(70, 5)
+	for kind, k := range keyKinds {
+		change := func(c *Config) { c.Lease, c.Adapters = time.Second, []string{"a", "b"} }
+		with := func(r Request, key string) Request {
+			k.set(&r, key)
+			return r
+		}
+		t.Run(kind+" push", func(t *testing.T) {
+			t.Parallel()
+			x := newPair(t, change)
+			checkKeys(t, x, k, p, func(id, keyP, keyD string) (d answer) {
+				prefill, decode := x.legs(id, p, 3)
+				var wg sync.WaitGroup
+				wg.Go(func() { generate(t, x.p, with(prefill, keyP)) })
+				wg.Go(func() { d = generate(t, x.d, with(decode, keyD)) })
+				wg.Wait()
+				return d
+			})
+		})
+		t.Run(kind+" pull", func(t *testing.T) {
+			t.Parallel()
+			x := newPullPair(t, change)
+			checkKeys(t, x, k, p, func(id, keyP, keyD string) answer {
+				prefill, decode := pullLegs(id, p, 3)
+				return generate(t, x.d, with(decode(generate(t, x.p, with(prefill, keyP))), keyD))
+			})
+		})
+	}
+}
+
+func checkKeys(t *testing.T, x pair, k keyed, p []kv.Token, run func(id, keyP, keyD string) answer) {
+	const says = "the prompts differ in tokens, cache salt, adapter or extra keys"
+	for _, unlike := range [][2]string{{"a", "b"}, {"a", ""}, {"", "b"}} {
+		if a := run("unlike"+unlike[0]+unlike[1], unlike[0], unlike[1]); a.Err == nil || a.Err.Kind != KindTransfer ||
+			!strings.Contains(a.Err.Error(), says) || len(a.Tokens) != 0 {
+			t.Errorf("P with %q, D with %q: %+v", unlike[0], unlike[1], a.Output)
+		}
+	}
+	answers := map[string]answer{}
+	for _, key := range []string{"", "a", "b"} {
+		alone := newEngine(t, func(c *Config) { c.Adapters, c.Model = x.d.cfg.Adapters, x.d.cfg.Model })
+		r := Request{ID: "alone", Prompt: p, MaxTokens: 3}
+		k.set(&r, key)
+		want := generate(t, alone, r).Tokens
+		a := run("like"+key, key, key)
+		checkAnswer(t, "both with "+key, a, want)
+		if a.Usage.Cached != 0 {
+			t.Errorf("both with %q: %d tokens found in the cache", key, a.Usage.Cached)
+		}
+		answers[key] = a
+	}
+	if plain := expect(t, p, 3, model.Sampling{}); !same(answers[""].Tokens, plain) {
+		t.Errorf("without a key: %v, want %v", answers[""].Tokens, plain)
+	}
+	if other := !same(answers["a"].Tokens, answers["b"].Tokens) && !same(answers["a"].Tokens, answers[""].Tokens); other != k.otherText {
+		t.Errorf("answers: %v, %v, %v", answers[""].Tokens, answers["a"].Tokens, answers["b"].Tokens)
+	}
+	settle(t, x.p)
+	settle(t, x.d)
+}
+
+// The prefix cache of one engine gives blocks only to requests of equal keys.
+func TestKeysInPrefixCache(t *testing.T) {
+	for kind, k := range keyKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t, func(c *Config) { c.Adapters = []string{"a", "b"} })
+			ask := func(key string) answer {
+				r := Request{ID: kv.RequestID("r" + key), Prompt: prompt(70, 9), MaxTokens: 2}
+				k.set(&r, key)
+				return generate(t, e, r)
+			}
+			for _, key := range []string{"", "a", "b"} {
+				first, again := ask(key), ask(key)
+				if first.Usage.Cached != 0 || again.Usage.Cached != 64 || !same(first.Tokens, again.Tokens) {
+					t.Errorf("key %q: cached %d, then %d; tokens %v, then %v", key, first.Usage.Cached, again.Usage.Cached, first.Tokens, again.Tokens)
+				}
+			}
+		})
+	}
+}
+
+func TestKeysRefused(t *testing.T) {
+	e := newEngine(t, func(c *Config) { c.Adapters = []string{"a"} })
+	for name, r := range map[string]Request{
+		"model":      {Adapter: "b"},
+		"extra_keys": {Extras: []string{strings.Repeat("x", MaxSalt+1)}},
+	} {
+		r.ID, r.Prompt = "r", prompt(4, 1)
+		_, err := e.Submit(t.Context(), r)
+		if re := (*RequestError)(nil); !errors.As(err, &re) || re.Kind != KindInvalid || re.Field != name {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := e.Submit(t.Context(), Request{ID: "r", Prompt: prompt(4, 1), Extras: make([]string, MaxExtras+1)}); err == nil {
+		t.Error("any number of extra keys is taken")
+	}
+	for _, names := range [][]string{{""}, {"a", "a"}, {model.TinyName}, make([]string, MaxAdapters+1)} {
+		if err := (Config{Model: tiny(), Adapters: names}).Validate(); err == nil || !strings.Contains(err.Error(), "adapter") {
+			t.Errorf("adapters %.50q: %v", names, err)
+		}
+	}
+}
