@@ -169,11 +169,15 @@ func setSeconds(s float64, dst *time.Duration) error {
 	return nil
 }
 
-// nearest is the known key with the fewest edits to name.
+// nearest is the known key with the fewest edits to name; one that begins with it is one edit away.
 func nearest(name string, known []string) string {
 	best, least := "", math.MaxInt
 	for _, k := range known {
-		if d := editDistance(strings.ToLower(name), k); d < least {
+		d := editDistance(strings.ToLower(name), k)
+		if name != "" && strings.HasPrefix(k, strings.ToLower(name)) {
+			d = min(d, 1)
+		}
+		if d < least {
 			best, least = k, d
 		}
 	}

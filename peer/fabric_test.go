@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 
@@ -281,7 +280,7 @@ func newBed(t testing.TB, change func(*Config, *fakeAgent)) *bed {
 }
 
 func target(engine kv.EngineID, addr string, tps ...int) Target {
-	host, _, _ := strings.Cut(addr, ":")
+	host, _, _ := net.SplitHostPort(addr)
 	t := Target{Engine: engine, Host: host, Port: 5600, TP: 64, PP: 1}
 	if len(tps) == 0 {
 		tps = []int{0}

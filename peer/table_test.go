@@ -178,7 +178,7 @@ func TestRefusals(t *testing.T) {
 			[]string{nearHash, testHash, "one setting", "its mode is pull, ours is push"}},
 		{"other hash", PhaseHash, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8, otherHash) },
 			[]string{otherHash, testHash, "model=m", "enforce_handshake_compat", "both sides"}},
-		{"other engine", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "X", "i", r, 8, testHash) }, []string{`"X"`, `"P"`}},
+		{"other engine", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "X", "i", r, 8, testHash) }, []string{`engine "X" answers there`, `--engine-id "P"`}},
 		{"ourselves", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "self", "i", r, 8, testHash) }, []string{"side channel host", "localhost"}},
 		{"ranks of two instances", PhaseRanks, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", fmt.Sprint("i", r.TP), r, 8, testHash) }, []string{"instance", "i0", "i1"}},
 		{"ranks of unlike size", PhaseRanks, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8+r.TP, testHash) }, []string{"num_blocks"}},
@@ -278,6 +278,38 @@ func TestIPv6Hosts(t *testing.T) {
 		tg := Target{Host: host, Port: 7}
 		if got := tg.address().String(); got != want {
 			t.Errorf("%q is dialled as %q, not %q", host, got, want)
+		}
+	}
+}
+
+// An address by which every host means itself may be why a handshake fails, and then the refusal says so.
+func TestOwnHosts(t *testing.T) {
+	const says = "is this host itself: if that engine runs on another host, start it with --side-channel HOST:PORT or --advertise-host HOST"
+	for addr, own := range map[string]bool{"127.0.0.1:5600": true, "[::1]:5600": true, "localhost:5600": true, "10.0.0.5:5600": false, "p:5600": false} {
+		for name, served := range map[string]bool{"nobody": false, "another": true, "ourselves": true} {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t, nil)
+				defer b.table.Close()
+				phase := PhaseDial
+				if served {
+					id := kv.EngineID("other")
+					if name == "ourselves" {
+						id = "self"
+					}
+					l := b.serve(t, addr, id, "i", 1)
+					defer l.Close()
+					phase = PhaseIdentity
+				}
+				e := b.refused(t, target("P", addr), phase)
+				want := own && name != "ourselves" // which says the same in other words
+				if strings.Contains(e.Error(), says) != want {
+					t.Errorf("%s at %s: %v", name, addr, e)
+				}
+				var o *OwnHostError
+				if errors.As(e, &o) != want {
+					t.Errorf("%s at %s: %T", name, addr, e.Err)
+				}
+			})
 		}
 	}
 }

@@ -191,8 +191,9 @@ func (f *engineFlags) checkAddresses() error {
 // unreachable are lines about addresses of which some are for other hosts and some for this one alone.
 func (f *engineFlags) unreachable() []string {
 	own := func(addr string) bool { // false for every interface
-		ip := hostIP(addr)
-		return ip != nil && ip.IsLoopback()
+		host, _, err := net.SplitHostPort(addr)
+		ip := net.ParseIP(host)
+		return err == nil && kv.OwnHost(host) && (ip == nil || !ip.IsUnspecified())
 	}
 	side := own(f.cfg.SideChannel) && f.cfg.AdvertiseHost == ""
 	agent := own(f.cfg.AgentListen) && f.cfg.AgentAdvertise == "" && f.cfg.Transport != engine.TransportSHM

@@ -121,11 +121,12 @@ func expand(fs *pflag.FlagSet) (err error) {
 		if !ok || !f.Changed || err != nil {
 			return
 		}
-		for _, s := range x.settings() {
+		said := x.settings()
+		for _, s := range said {
 			switch {
 			case fs.Lookup(s.flag) != nil:
 				err = s.set(fs)
-			case !s.idle:
+			case !s.idle && !slices.ContainsFunc(said, func(o setting) bool { return o.from == s.from && fs.Lookup(o.flag) != nil }):
 				err = fmt.Errorf("%s: this engine does not do it", s.from)
 			}
 			if err != nil {
@@ -157,11 +158,18 @@ func wanted(f *pflag.Flag) string {
 	return "a value as --" + f.Name + " takes it"
 }
 
-// nearestName is the known name with the fewest edits to name, and how many those are.
+// nearestName is the known name with the fewest edits to name, and how many those are; one that begins
+// with it is preferred to others that are not one edit away.
 func nearestName(name string, known []string) (best string, edits int) {
+	least := 0
 	for _, k := range known {
-		if d := editDistance(strings.ToLower(name), strings.ToLower(k)); best == "" || d < edits {
-			best, edits = k, d
+		d := editDistance(strings.ToLower(name), strings.ToLower(k))
+		rank := d
+		if name != "" && strings.HasPrefix(strings.ToLower(k), strings.ToLower(name)) {
+			rank = min(rank, 1)
+		}
+		if best == "" || rank < least {
+			best, least, edits = k, rank, d
 		}
 	}
 	return best, edits
