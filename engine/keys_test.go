@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -107,6 +108,42 @@ func TestKeysInPrefixCache(t *testing.T) {
 				if first.Usage.Cached != 0 || again.Usage.Cached != 64 || !same(first.Tokens, again.Tokens) {
 					t.Errorf("key %q: cached %d, then %d; tokens %v, then %v", key, first.Usage.Cached, again.Usage.Cached, first.Tokens, again.Tokens)
 				}
+			}
+		})
+	}
+}
+
+// The CPU tier gives back what the KV cache has evicted only to requests of equal keys.
+func TestKeysInCPUTier(t *testing.T) {
+	for kind, k := range keyKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t, func(c *Config) {
+				withTier()(c)
+				c.NumBlocks, c.Adapters = 12, []string{"a", "b"}
+			})
+			n := 0
+			ask := func(key string, p []kv.Token) answer {
+				n++
+				r := Request{ID: kv.RequestID(fmt.Sprint("r", n)), Prompt: p, MaxTokens: 2}
+				k.set(&r, key)
+				a := generate(t, e, r)
+				tierSettled(t, e)
+				return a
+			}
+			evict := func() { ask("", prompt(160, 77+n)) }
+			firsts := map[string]answer{}
+			for _, key := range []string{"", "a", "b"} {
+				if firsts[key] = ask(key, prompt(100, 1)); firsts[key].Usage.Tier+firsts[key].Usage.Cached != 0 {
+					t.Errorf("key %q: the first finds %+v", key, firsts[key].Usage)
+				}
+				evict()
+			}
+			for key, first := range firsts {
+				if again := ask(key, prompt(100, 1)); again.Usage.Tier == 0 || !same(again.Tokens, first.Tokens) {
+					t.Errorf("key %q: %+v, tokens %v, at first %v", key, again.Usage, again.Tokens, first.Tokens)
+				}
+				evict()
 			}
 		})
 	}

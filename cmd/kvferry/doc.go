@@ -4,7 +4,12 @@
 //	                 ├─ kvferry engine --role decode
 //	                 └─ kvferry router
 //
-// Commands read flags and nothing else; what they run is in the packages engine, engine/api and proxy.
+// What commands run is in the packages engine, engine/api and proxy; here is read how:
+//
+//	command line ─┐ (settings.go)
+//	environment ──┼──> flags ──> a package's Config      docs/configuration.md is generated
+//	YAML file ────┘                                       from the flags (configdoc_test.go)
+//
 // A server prints one line beginning with `ready` when requests can be sent, and stops on SIGTERM.
 //
 // `up --check` compares a pair with a single engine, token by token. `up --check --faults` does so

@@ -152,6 +152,8 @@ func wanted(f *pflag.Flag) string {
 		return "a list of texts"
 	case "string":
 		return "a text"
+	case "size":
+		return "a size with its unit, such as 256MiB"
 	case jsonType:
 		return "a JSON object"
 	}

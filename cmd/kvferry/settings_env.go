@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/kvferry/kvferry/kv"
 )
 
 // envPrefix begins the names of our own variables.
@@ -25,18 +28,18 @@ type stockVariable struct {
 	value   func(env map[string]string) string
 }
 
-// stockDefaultPort is where a stock engine's side channel is unless it is told otherwise.
-const stockDefaultPort = "5600"
-
+// Where a stock engine's side channel and P2P tier are, and by default.
 const (
-	stockHost = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-	stockPort = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+	stockHost, stockPort, stockDefaultPort          = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"
+	stockP2PHost, stockP2PPort, stockDefaultP2PPort = "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT", "5710"
 )
 
 // stockVariables are those that nixl-connector.md section 9, p2p-tier.md section 9 and proxy.md name.
 var stockVariables = []stockVariable{
-	{stockHost, "side-channel", "the host of the side channel, to listen at and to tell peers; with no port beside it, port " + stockDefaultPort, stockSideChannel},
-	{stockPort, "side-channel", "the port of the side channel, of data-parallel rank 0; with no host beside it, on 127.0.0.1", stockSideChannel},
+	{stockHost, "side-channel", "the host of the side channel, to listen at and to tell peers; with no port beside it, port " + stockDefaultPort, stockAddress(stockHost, stockPort, stockDefaultPort)},
+	{stockPort, "side-channel", "the port of the side channel, of data-parallel rank 0; with no host beside it, on 127.0.0.1", stockAddress(stockHost, stockPort, stockDefaultPort)},
+	{stockP2PHost, "p2p-listen", "the host of the P2P tier; with no port beside it, port " + stockDefaultP2PPort, stockAddress(stockP2PHost, stockP2PPort, stockDefaultP2PPort)},
+	{stockP2PPort, "p2p-listen", "the port of the P2P tier, of data-parallel rank 0; with no host beside it, on 127.0.0.1", stockAddress(stockP2PHost, stockP2PPort, stockDefaultP2PPort)},
 	{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "request-id-suffix", "1 or true: request ids get no random suffix", func(env map[string]string) string {
 		switch strings.ToLower(env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"]) {
 		case "", "0", "false":
@@ -46,24 +49,17 @@ var stockVariables = []stockVariable{
 	}},
 	{name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", meaning: "no effect, as in release 0.32.0: the lease took its place; set `--lease`"},
 	{name: "VLLM_SSM_CONV_STATE_LAYOUT", meaning: "no effect: the engine has no state-space layers"},
-	{name: "VLLM_P2P_SIDE_CHANNEL_HOST", meaning: "no effect: the P2P tier's address is a setting of the tier"},
-	{name: "VLLM_P2P_SIDE_CHANNEL_PORT", meaning: "no effect: the P2P tier's address is a setting of the tier"},
 	{name: "VLLM_P2P_MAX_PEERS", meaning: "no effect: the bound is fixed"},
 	{name: "VLLM_P2P_HANDSHAKE_TIMEOUT_S", meaning: "no effect: the bound is fixed"},
 	{name: "VLLM_P2P_IDLE_TIMEOUT_S", meaning: "no effect: the bound is fixed"},
 	{name: "UCX_RCACHE_MAX_UNRELEASED", meaning: "no effect: no UCX is loaded"},
 }
 
-// stockSideChannel joins a stock engine's host and port.
-func stockSideChannel(env map[string]string) string {
-	host, port := env[stockHost], env[stockPort]
-	if host == "" {
-		host = "127.0.0.1"
+// stockAddress joins a stock engine's host and port.
+func stockAddress(hostName, portName, defaultPort string) func(env map[string]string) string {
+	return func(env map[string]string) string {
+		return net.JoinHostPort(kv.BareHost(cmp.Or(env[hostName], "127.0.0.1")), cmp.Or(env[portName], defaultPort))
 	}
-	if port == "" {
-		port = stockDefaultPort
-	}
-	return net.JoinHostPort(strings.Trim(host, "[]"), port)
 }
 
 // environment reads the settings of one command from environ. An empty variable is none. Variables of

@@ -79,6 +79,7 @@ func TestStockEnvironment(t *testing.T) {
 		ids  bool
 	}{
 		{nil, "127.0.0.1:0", true},
+		{[]string{"VLLM_P2P_SIDE_CHANNEL_HOST=10.0.0.5"}, "127.0.0.1:0", true},
 		{[]string{"VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.5"}, "10.0.0.5:5600", true},
 		{[]string{"VLLM_NIXL_SIDE_CHANNEL_HOST=::1", "VLLM_NIXL_SIDE_CHANNEL_PORT=7"}, "[::1]:7", true},
 		{[]string{"VLLM_NIXL_SIDE_CHANNEL_HOST=[fd00::5]"}, "[fd00::5]:5600", true},
@@ -177,13 +178,10 @@ func TestSettingsRefused(t *testing.T) {
 	}
 }
 
-// Every type of flag in use is one that a refusal can name, and every setting can be said in a file.
+// Every setting can be said in a file.
 func TestEverySettingInAFile(t *testing.T) {
 	for _, c := range newRoot().Commands() {
 		forSettings(c, func(f *pflag.Flag) {
-			if strings.HasPrefix(wanted(f), "a value as") {
-				t.Errorf("%s --%s has the type %s, of which wanted says nothing", c.Name(), f.Name, f.Value.Type())
-			}
 			if _, list := f.Value.(pflag.SliceValue); list || f.Value.Type() == jsonType {
 				return
 			}

@@ -168,7 +168,11 @@ func commandLines(text string) (out [][]string) {
 		line, _, _ = strings.Cut(line, " #")
 		line = strings.TrimSuffix(strings.TrimSpace(line), "&")
 		if m := commandLine.FindStringSubmatch(line); m != nil {
-			out = append(out, strings.Fields(m[1]))
+			args := strings.Fields(m[1])
+			for i, a := range args {
+				args[i] = strings.Trim(a, "'")
+			}
+			out = append(out, args)
 		}
 	}
 	return out
