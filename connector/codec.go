@@ -51,13 +51,14 @@ func DecodeWorkerOutput(b []byte) (WorkerOutput, error) {
 }
 
 func (m *StepMeta) code(c *coder) {
-	c.fields(10)
+	c.fields(11)
 	list(c, &m.Registrations, (*Registration).code)
 	list(c, &m.Reads, (*Read).code)
 	list(c, &m.Dropped, (*DroppedRequest).code)
 	list(c, &m.Queued, (*QueuedRequest).code)
 	list(c, &m.Processing, text[kv.RequestID])
 	list(c, &m.Finished, (*FinishedBlocks).code)
+	list(c, &m.Released, (*Release).code)
 	list(c, &m.Cancels, text[kv.RequestID])
 	list(c, &m.Withdrawn, (*Withdrawal).code)
 	list(c, &m.Heartbeats, (*HeartbeatGroup).code)
@@ -124,6 +125,12 @@ func (f *FinishedBlocks) code(c *coder) {
 	generation(&f.Generation, c)
 	c.bool(&f.Earlier)
 	list(c, &f.Prefixes, func(d *Digest, c *coder) { c.digest(d) })
+}
+
+func (r *Release) code(c *coder) {
+	c.fields(2)
+	text(&r.ID, c)
+	generation(&r.Lease, c)
 }
 
 func (d *DroppedRequest) code(c *coder) {

@@ -74,6 +74,9 @@ func drawMeta(t *rapid.T) StepMeta {
 		Dropped: some(t, "dropped", func(t *rapid.T) DroppedRequest {
 			return DroppedRequest{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Reason: drawID(t)}
 		}),
+		Released: some(t, "released", func(t *rapid.T) Release {
+			return Release{ID: kv.RequestID(drawID(t)), Lease: kv.Generation(rapid.Uint64().Draw(t, "lease"))}
+		}),
 		Cancels: drawIDs(t),
 		Withdrawn: some(t, "withdrawn", func(t *rapid.T) Withdrawal {
 			return Withdrawal{ID: kv.RequestID(drawID(t)), TransferID: kv.TransferID(drawID(t)), Remote: kv.RequestID(drawID(t)),

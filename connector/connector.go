@@ -103,6 +103,8 @@ type StepMeta struct {
 	Processing []kv.RequestID
 	// Finished: P's blocks are complete; the lease starts now.
 	Finished []FinishedBlocks
+	// Released: P's holds that nobody will ask for; each ends when nothing reads its blocks any more.
+	Released []Release
 	// Cancels: D does not want these any more; revoke, then report as failed.
 	Cancels []kv.RequestID
 	// Withdrawn: D will never register or read these; P's ranks are told, so that they need not wait.
@@ -161,6 +163,12 @@ type FinishedBlocks struct {
 	// Prefixes are the digests of the first block's tokens, of the first two blocks' and so on, so that a
 	// prompt that shares only so many can have them. Empty unless Earlier.
 	Prefixes []Digest
+}
+
+// Release names a hold of P's that is not wanted any more. A hold of another generation is another one.
+type Release struct {
+	ID    kv.RequestID // P's id
+	Lease kv.Generation
 }
 
 // QueuedRequest is a request of P whose KV somebody will ask for.

@@ -235,7 +235,9 @@ type (
 		Request kv.RequestID
 		Until   time.Duration
 	}
-	// LeaseEnded: the blocks of a lease that was taken are given back. Reason is "sent", "expired", "failed", "cancelled".
+	// LeaseEnded: the blocks of a lease that was taken are given back. Reason is "sent", "expired",
+	// "failed", "cancelled" (by D), "released" (D needed nothing, or this engine was told that nobody
+	// will ask).
 	LeaseEnded struct {
 		Request kv.RequestID
 		Reason  string

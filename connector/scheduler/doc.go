@@ -34,7 +34,9 @@
 //
 // Allocated marks the request as being computed, Finished puts its blocks under a lease that the
 // workers keep and that has a generation, and Released comes when every rank is done with them. A request that ends without
-// blocks, or in another way than by length or stop, is dropped: whoever waits for it is told.
+// blocks, or in another way than by length or stop, is dropped: whoever waits for it is told. Release gives
+// a hold up that nobody will ask for, named by id and lease generation; Released comes as always, when
+// every rank is done with the blocks.
 //
 // # Pull
 //

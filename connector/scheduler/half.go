@@ -49,6 +49,7 @@ type request struct {
 	blocks       int              // D: registered; P: held
 	err          *connector.Error // why it will not arrive, or was not delivered
 	aborted      bool             // D: the engine is done with it and waits for its blocks
+	released     bool             // P: nobody will ask for its hold; the workers are told once
 	lease        kv.Generation    // D: of P's hold, if its parameters tell; P: of its own
 	ranks        rankSet          // reported
 	facts        connector.TransferFacts
@@ -71,6 +72,7 @@ type Half struct {
 	queued        []*request
 	processing    []*request
 	finishing     []*request
+	releasing     []*request
 	cancels       []*request
 	dropped       []connector.DroppedRequest
 	withdrawn     []connector.Withdrawal
@@ -252,17 +254,22 @@ func (h *Half) Metadata(now time.Time) (connector.StepMeta, bool) {
 		q.keep = connector.FinishedBlocks{}
 		q.state = held
 	}
+	for _, q := range h.releasing {
+		if q.state == held {
+			m.Released = append(m.Released, connector.Release{ID: q.id, Lease: q.lease})
+		}
+	}
 	for _, q := range h.cancels {
 		if q.state == cancelling {
 			m.Cancels = append(m.Cancels, q.id)
 		}
 	}
-	h.registrations, h.queued, h.processing, h.finishing, h.cancels = nil, nil, nil, nil, nil
+	h.registrations, h.queued, h.processing, h.finishing, h.releasing, h.cancels = nil, nil, nil, nil, nil, nil
 	h.dropped, h.withdrawn = nil, nil
 	if h.heartbeats.changed {
 		m.Heartbeats, m.HasHeartbeats = h.heartbeats.groups(), true
 	}
-	any := len(m.Registrations) > 0 || len(m.Reads) > 0 || len(m.Queued) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 ||
+	any := len(m.Registrations) > 0 || len(m.Reads) > 0 || len(m.Queued) > 0 || len(m.Processing) > 0 || len(m.Finished) > 0 || len(m.Released) > 0 ||
 		len(m.Dropped) > 0 || len(m.Cancels) > 0 || len(m.Withdrawn) > 0 || m.HasHeartbeats
 	return m, any
 }

@@ -45,6 +45,9 @@ type modelRequest struct {
 	deadline  time.Time // D: of its watchdog
 	givenUp   bool      // D: nobody wants it any more
 	cancelled bool      // D: the workers were told so
+	lease     kv.Generation
+	released  bool // P: nobody wants its hold any more
+	letGo     bool // P: the workers were told so
 }
 
 // asks tells whether a peer may bring KV.
@@ -80,6 +83,7 @@ func TestLedgerAgainstModel(t *testing.T) {
 			"report":   m.report,
 			"garbage":  m.garbage,
 			"again":    m.again,
+			"release":  m.release,
 			"time":     m.time,
 			"":         m.check,
 		})
@@ -203,6 +207,9 @@ func (m *model) finish(t *rapid.T) {
 	if hold {
 		m.held[q.id] = q
 		q.givenUp = q.givenUp || q.pending
+		if params != nil {
+			q.lease = params.Lease
+		}
 		if rapid.Bool().Draw(t, "abort again") {
 			if again, _ := m.h.Finished(m.now, q.id, connector.FinishAbort, nil, 0); !again {
 				t.Fatalf("a second end gives up the hold of %s", q.id)
@@ -213,7 +220,7 @@ func (m *model) finish(t *rapid.T) {
 
 func (m *model) metadata(t *rapid.T) {
 	meta, ok := m.h.Metadata(m.now)
-	if ok != (len(meta.Registrations)+len(meta.Reads)+len(meta.Dropped)+len(meta.Withdrawn)+len(meta.Queued)+len(meta.Processing)+len(meta.Finished)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
+	if ok != (len(meta.Registrations)+len(meta.Reads)+len(meta.Dropped)+len(meta.Withdrawn)+len(meta.Queued)+len(meta.Processing)+len(meta.Finished)+len(meta.Released)+len(meta.Cancels) > 0 || meta.HasHeartbeats) {
 		t.Fatalf("metadata %v: %+v", ok, meta)
 	}
 	asked := meta.Registrations
@@ -243,6 +250,18 @@ func (m *model) metadata(t *rapid.T) {
 			t.Fatalf("finished %s, which is not held", f.ID)
 		}
 		m.give(f.ID, &modelWork{of: q, producer: true})
+	}
+	for _, r := range meta.Released {
+		q := m.held[r.ID]
+		if q == nil || !q.released || q.letGo || q.lease != r.Lease {
+			t.Fatalf("release of %+v, which is %+v", r, q)
+		}
+		q.letGo = true
+	}
+	for id, q := range m.held {
+		if q.released && !q.letGo {
+			t.Fatalf("the hold of %s is released and the workers are not told", id)
+		}
 	}
 	for _, id := range meta.Cancels {
 		q := m.running[id]
@@ -274,6 +293,23 @@ func (m *model) metadata(t *rapid.T) {
 	}
 	if meta.HasHeartbeats && waiting == 0 && len(meta.Heartbeats) > 0 {
 		t.Fatalf("heartbeats %v for nobody", meta.Heartbeats)
+	}
+}
+
+// release gives up a hold, or what is none: only a hold of the right lease, and only once.
+func (m *model) release(t *rapid.T) {
+	id := m.id(t)
+	lease := kv.Generation(rapid.IntRange(0, 2).Draw(t, "lease"))
+	q := m.held[id]
+	if q != nil && rapid.IntRange(0, 3).Draw(t, "right") > 0 {
+		lease = q.lease
+	}
+	want := q != nil && q.lease != 0 && q.lease == lease && !q.released
+	if got := m.h.Release(id, lease); got != want {
+		t.Fatalf("release of %s with lease %d: %v, it is %+v", id, lease, got, q)
+	}
+	if want {
+		q.released = true
 	}
 }
 

@@ -88,6 +88,23 @@ func (h *Half) response(q *request, blocks kv.BlockIDs, tokens int) *kv.Transfer
 	}
 }
 
+// Release gives a hold up for which nobody will ask: the workers end it as soon as nothing reads its
+// blocks, and Released follows as for any other. It is about the hold of exactly this lease, which is
+// never 0. Of everything else it is a counted no-op and answers false: an id that is unknown or over, a
+// request that is not finished (waiting, being computed, or one of D's), another lease, a hold that was
+// given up already.
+func (h *Half) Release(id kv.RequestID, lease kv.Generation) bool {
+	q := h.requests[id]
+	if q == nil || q.state != finished && q.state != held || q.lease != lease || q.released {
+		h.stats.StrayReleases++
+		return false
+	}
+	q.released = true
+	h.releasing = append(h.releasing, q)
+	h.stats.GivenUp++
+	return true
+}
+
 // sent takes one rank's report about held blocks.
 func (h *Half) sent(rank int, r connector.SentReport) (connector.Outcome, bool) {
 	q := h.requests[r.ID]

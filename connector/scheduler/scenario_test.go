@@ -25,6 +25,7 @@ import (
 //	external d1 computed=4          allocate d1 blocks=(1,2,3) computed=4 external=6
 //	finish d1 reason=abort blocks=(1,2) [second=(3)] computed=10 [kept=2]      the number of digests by block
 //	sent p1 rank=0 [err]            received d1 rank=0 [err] [bytes=5]
+//	release p1 lease=1000000000     its hold is not wanted any more
 //	progress d1                     its prefill engine works on it
 //	meta                            take what was kept
 func TestScenarios(t *testing.T) {
@@ -157,6 +158,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 				Waited: time.Duration(argInt(t, d, "waited", 0)), Transport: fmt.Sprintf("rank%d", rank.TP)}}}})
 	case "progress":
 		out = s.h.Update(s.now, connector.WorkerOutput{Rank: rank, Progress: []kv.RequestID{id}})
+	case "release":
+		fmt.Fprintf(&b, "released %v\n", s.h.Release(id, kv.Generation(argInt(t, d, "lease", 0))))
 	case "meta":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
@@ -259,6 +262,9 @@ func (s *scenario) showMeta(b *strings.Builder) {
 			fmt.Fprintf(b, " for the next turn, %d prefixes", len(f.Prefixes))
 		}
 		b.WriteString("\n")
+	}
+	for _, r := range m.Released {
+		fmt.Fprintf(b, "META release %s lease %d\n", r.ID, r.Lease)
 	}
 	for _, x := range m.Dropped {
 		fmt.Fprintf(b, "META drop %s transfer=%q: %s\n", x.ID, x.TransferID, x.Reason)

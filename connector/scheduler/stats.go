@@ -11,6 +11,8 @@ type Stats struct {
 	Failed           uint64 // D: KV will not come
 	Held             uint64 // P: finished under a lease
 	Dropped          uint64 // P: ended without KV for anybody
+	GivenUp          uint64 // P: holds that Release ended
+	StrayReleases    uint64 // P: Releases of what is no hold
 	Released         uint64 // blocks of finished or aborted requests given back
 	UnknownReports   uint64 // of requests or ranks that the ledger does not have
 	DuplicateReports uint64 // a second one of the same rank
@@ -28,7 +30,7 @@ func (h *Half) Stats() Stats {
 	s := h.stats
 	s.Requests = len(h.requests)
 	s.Heartbeats = len(h.heartbeats.waiting)
-	s.PendingMeta = len(h.registrations) + len(h.queued) + len(h.processing) + len(h.withdrawn) + len(h.cancels) + len(h.finishing) + len(h.dropped)
+	s.PendingMeta = len(h.registrations) + len(h.queued) + len(h.processing) + len(h.withdrawn) + len(h.cancels) + len(h.finishing) + len(h.releasing) + len(h.dropped)
 	for _, q := range h.requests {
 		switch q.state {
 		case finished, held:

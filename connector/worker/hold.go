@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -23,9 +24,9 @@ type hold struct {
 	earlier  bool               // kept by D for the next turn of a conversation
 	prefixes []connector.Digest // then, of its first block, its first two blocks and so on
 
-	lease   deadline.Item[any]
-	taken   bool // nothing was wrong with it
-	expired bool // while its transfer runs, whose end ends the hold
+	lease deadline.Item[any]
+	taken bool   // nothing was wrong with it
+	over  ending // while its blocks may be read, whose end ends the hold
 
 	push *push // nil: no registration yet
 	loan loan  // in pull
@@ -132,36 +133,32 @@ func digits(s string) bool {
 
 const leaseOver = "its lease ended before a decode engine had taken the KV"
 
-// leaseOver is what D and P are told of a hold whose lease has ended.
-func (h *hold) leaseOver() string {
+// ending is why a hold ends before its blocks were delivered. The zero value is none.
+type ending struct {
+	phase  connector.Phase
+	reason string
+	how    string // of event.LeaseEnded
+}
+
+// expiry is the end of a hold's lease.
+func (h *hold) expiry() ending {
 	if h.earlier {
-		return "it was kept for the next turn of its conversation, which did not begin in time"
+		return ending{connector.PhaseLease, "it was kept for the next turn of its conversation, which did not begin in time", "expired"}
 	}
-	return leaseOver
+	return ending{connector.PhaseLease, leaseOver, "expired"}
 }
 
 // leaseExpired ends a hold, or leaves that to the transfer that reads its blocks.
 func (m *machine) leaseExpired(now time.Time, h *hold) {
 	m.stats.LeasesExpired++
-	const reason = leaseOver
-	if m.cfg.Mode == kv.Pull {
-		m.loanExpired(h)
-		return
+	switch u := h.push; {
+	case m.cfg.Mode == kv.Pull:
+		m.endLoans(h, h.expiry())
+	case u != nil && (u.state == writing || u.state == posting):
+		h.over = cmp.Or(h.over, h.expiry())
+	default:
+		m.endUnread(now, h, h.expiry())
 	}
-	if h.push != nil {
-		if h.push.state == writing || h.push.state == posting {
-			h.expired = true
-			return
-		}
-		u := h.push
-		m.endHold(h, connector.PhaseLease, reason, "expired")
-		m.endPush(u)
-		m.dropRegistration(u.reg, reason)
-		m.sendFailure(u.reg, connector.PhaseLease, reason)
-		return
-	}
-	m.remember(now, h.identity, connector.PhaseLease, reason)
-	m.endHold(h, connector.PhaseLease, reason, "expired")
 }
 
 // endHold gives the blocks back. A phase says that they were not delivered.

@@ -33,6 +33,8 @@ type world struct {
 	receives map[kv.RequestID]bool // registered, no report yet
 	wire     map[kv.RequestID]string
 	holds    map[kv.RequestID]bool // finished, no report yet
+	leases   map[kv.RequestID]kv.Generation
+	lease    kv.Generation // the last one given
 
 	nextTransfer agent.TransferID
 	reading      map[agent.TransferID]kv.RequestID // posted, not stopped: whose blocks
@@ -63,7 +65,7 @@ func TestMachineInvariants(t *testing.T) {
 func machineInvariants(t *rapid.T) {
 	w := &world{t: t, m: newMachine(machineConfig()), now: time.Unix(1000, 0),
 		flights: map[connector.PeerAddr]bool{}, pins: map[*remote]int{}, grants: map[agent.GrantID]kv.RequestID{}, granted: map[uint64]agent.GrantID{},
-		receives: map[kv.RequestID]bool{}, wire: map[kv.RequestID]string{}, holds: map[kv.RequestID]bool{}, reading: map[agent.TransferID]kv.RequestID{},
+		receives: map[kv.RequestID]bool{}, wire: map[kv.RequestID]string{}, holds: map[kv.RequestID]bool{}, leases: map[kv.RequestID]kv.Generation{}, reading: map[agent.TransferID]kv.RequestID{},
 		resulted: map[agent.TransferID]bool{}, served: map[string]bool{}, gens: map[agent.Name]uint64{}, alive: map[string]int{},
 		seqs: map[agent.Name]uint64{}, cancels: map[agent.Name]map[uint64]kv.RequestID{}, writable: map[kv.RequestID]agent.Name{},
 		asked: map[agent.Name]map[uint64]string{}, promised: map[string]bool{}, writes: map[agent.TransferID]string{}}
@@ -87,6 +89,7 @@ func machineInvariants(t *rapid.T) {
 		"regAgain":   w.notify,
 		"replay":     w.replay,
 		"finishMore": w.finish,
+		"release":    w.release,
 		"queue":      w.queue,
 		"withdraw":   w.withdraw,
 		"state":      w.state,
@@ -285,9 +288,23 @@ func (w *world) finish(t *rapid.T) {
 		t.Skip("under way")
 	}
 	w.holds[id] = true
+	w.lease++
+	w.leases[id] = w.lease
 	blocks := kv.BlockIDs{{kv.BlockID(rapid.SampledFrom([]int{1, 2, 3, 4, 200}).Draw(t, "block"))}}
 	w.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: id, TransferID: worldTransfer(t), Blocks: blocks, NumTokens: 4,
-		Lease: 30 * time.Second, Digest: worldDigest(t)}}}})
+		Lease: 30 * time.Second, Digest: worldDigest(t), Generation: w.lease}}}})
+}
+
+// release: nobody wants a hold any more. Blocks that nothing reads come back at once.
+func (w *world) release(t *rapid.T) {
+	id := kv.RequestID(rapid.SampledFrom(worldIDs).Draw(t, "id"))
+	r := connector.Release{ID: id, Lease: w.leases[id] - kv.Generation(rapid.IntRange(0, 3).Draw(t, "other")/3)}
+	held, wanted := w.holds[id], w.leases[id] == r.Lease
+	busy := slices.Contains(slices.Collect(maps.Values(w.reading)), id)
+	w.step(stepMeta{connector.StepMeta{Released: []connector.Release{r}}})
+	if want := held && (busy || !wanted); w.holds[id] != want {
+		t.Fatalf("%s was held: %v, read: %v, named right: %v; now it is held: %v", id, held, busy, wanted, w.holds[id])
+	}
 }
 
 func (w *world) drop(t *rapid.T) {

@@ -146,6 +146,9 @@ func (m *machine) onMeta(now time.Time, s connector.StepMeta) {
 	for _, f := range s.Finished {
 		m.startHold(now, f)
 	}
+	for _, r := range s.Released {
+		m.releaseHold(now, r)
+	}
 	for _, id := range s.Cancels {
 		m.cancelReceive(id)
 		m.cancelFetch(id)

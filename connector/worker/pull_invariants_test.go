@@ -63,6 +63,7 @@ func pullInvariants(t *rapid.T) {
 		"read":     w.read,
 		"cancel":   w.cancelRead,
 		"finish":   w.finish,
+		"release":  w.release,
 		"withdraw": w.withdraw,
 		"connect":  w.connect,
 		"claim":    w.claim,
@@ -241,6 +242,20 @@ func (w *pullWorld) finish(t *rapid.T) {
 		f.Prefixes = []connector.Digest{{2}, {1}}
 	}
 	w.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{f}}})
+}
+
+// release: nobody wants a hold any more. Blocks that nobody may be reading come back at once; an agent
+// that can take its permissions back has nobody reading them then.
+func (w *pullWorld) release(t *rapid.T) {
+	id := w.hold(t)
+	r := connector.Release{ID: id, Lease: kv.Generation(rapid.IntRange(1, 5).Draw(t, "lease")/5 + 1)}
+	_, held := w.holds[id]
+	lent := slices.Contains(slices.Collect(maps.Values(w.grants)), id)
+	w.step(stepMeta{connector.StepMeta{Released: []connector.Release{r}}})
+	_, now := w.holds[id]
+	if r.Lease != 1 && now != held || r.Lease == 1 && now && !(w.m.irrevocable && lent) {
+		t.Fatalf("release of lease %d of %s, which was held: %v, lent: %v; now it is held: %v", r.Lease, id, held, lent, now)
+	}
 }
 
 func (w *pullWorld) withdraw(t *rapid.T) {

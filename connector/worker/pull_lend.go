@@ -106,7 +106,7 @@ func (m *machine) unclaimable(h *hold, c *wire.Claim) (connector.Phase, string) 
 	case h == nil:
 		return connector.PhaseLease, fmt.Sprintf("engine %q does not keep request %s: its lease has ended, its KV was taken already, or it never was here",
 			m.cfg.Engine, c.ID)
-	case h.expired:
+	case h.over != (ending{}):
 		return connector.PhaseLease, "its lease has ended"
 	case c.Lease != 0 && c.Lease != h.gen:
 		return connector.PhaseLease, fmt.Sprintf("lease %d of its hand-off parameters has ended; the request's lease is %d", c.Lease, h.gen)
@@ -260,8 +260,8 @@ func (m *machine) settleLoan(h *hold) {
 	l := &h.loan
 	switch {
 	case l.active():
-	case h.expired:
-		m.endHold(h, connector.PhaseLease, h.leaseOver(), "expired")
+	case h.over != (ending{}):
+		m.endHold(h, h.over.phase, h.over.reason, h.over.how)
 	case l.done < max(l.readers, 1):
 	case l.sent:
 		m.endHold(h, "", "", "sent")
@@ -272,12 +272,12 @@ func (m *machine) settleLoan(h *hold) {
 	}
 }
 
-// loanExpired ends a hold at its lease's end, also under a READ: the permission goes first, so that
-// the READ fails and never brings what comes into the blocks next (H1, H2). An agent that cannot take
-// a permission back keeps the blocks until its D's are done, which they are told to be.
-func (m *machine) loanExpired(h *hold) {
+// endLoans ends a hold at its lease's end or when it is given up, also under a READ: the permission goes
+// first, so that the READ fails and never brings what comes into the blocks next (H1, H2). An agent that
+// cannot take a permission back keeps the blocks until its D's are done, which they are told to be.
+func (m *machine) endLoans(h *hold, why ending) {
 	if m.irrevocable && h.loan.active() {
-		h.expired = true
+		h.over = cmp.Or(h.over, why)
 		for _, x := range h.loan.claims {
 			if !x.ended && !x.read {
 				m.recall(x)
@@ -285,7 +285,7 @@ func (m *machine) loanExpired(h *hold) {
 		}
 		return
 	}
-	m.endHold(h, connector.PhaseLease, h.leaseOver(), "expired")
+	m.endHold(h, why.phase, why.reason, why.how)
 }
 
 // recall asks a D for its word that it does not read any more: its acknowledgement.
@@ -295,7 +295,7 @@ func (m *machine) recall(x *claim) {
 			return
 		}
 		x.recall = m.send(r, "recall", 0, func(seq uint64) wire.Notification {
-			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(connector.PhaseLease), Reason: x.hold.leaseOver()}
+			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(x.hold.over.phase), Reason: x.hold.over.reason}
 		})
 		if x.recall != nil {
 			x.recall.claim = x.serial
@@ -341,7 +341,7 @@ func (m *machine) claimsLost(name agent.Name, conn kv.Generation) bool {
 		m.revokeClaim(x, "the "+h.reader()+" engine is gone")
 		m.forgetClaim(x)
 		h.loan.claims = slices.DeleteFunc(h.loan.claims, func(y *claim) bool { return y == x })
-		if h.expired {
+		if h.over != (ending{}) {
 			m.settleLoan(h)
 		}
 	}

@@ -36,7 +36,8 @@ type push struct {
 	transfer agent.TransferID
 	result   *agent.Result
 
-	unwanted string             // why D cancelled it; "" if it did not
+	unwanted string             // why it is to end before it is done; "" if it is not
+	byD      bool               // D has said so itself, and need not be told
 	acks     []uint64           // of cancels, to send once it has stopped
 	ackAddr  connector.PeerAddr // where to
 }
@@ -187,7 +188,7 @@ func (m *machine) queue(u *push, tried bool) {
 	switch {
 	case u.unwanted != "":
 		m.failPush(u, connector.PhaseCancel, errors.New(u.unwanted))
-	case u.hold.expired || m.closing:
+	case u.hold.over != (ending{}) || m.closing:
 		m.failPush(u, connector.PhaseLease, errors.New("the lease ended while the agent was busy"))
 	default:
 		u.state = queued
@@ -237,7 +238,13 @@ func (m *machine) onResult(res agent.Result) {
 // to wait for the end (PUSH_FAIL) is told at Stopped.
 func (m *machine) tellFailed(u *push) {
 	res := u.result
-	if u.unwanted == "" && res != nil && res.Outcome != agent.OutcomePeerLost && res.Outcome != agent.OutcomeClosed {
+	if u.unwanted != "" {
+		if !u.byD {
+			m.sendFailure(u.reg, connector.PhaseCancel, u.unwanted)
+		}
+		return
+	}
+	if res != nil && res.Outcome != agent.OutcomePeerLost && res.Outcome != agent.OutcomeClosed {
 		m.sendFailure(u.reg, connector.PhaseTransfer, "the write failed: "+resultError(*res).Error())
 	}
 }
@@ -259,7 +266,14 @@ func (m *machine) onStopped(s agent.Stopped) {
 		u.reg.sender.sent.fresh(uint64(u.reg.generation()))
 		m.endHold(h, "", "", "sent")
 	case u.unwanted != "":
-		m.endHold(h, connector.PhaseCancel, u.unwanted, "cancelled")
+		if !u.remote.control {
+			m.tellFailed(u)
+		}
+		how := "cancelled"
+		if !u.byD {
+			how = givenUp.how
+		}
+		m.endHold(h, connector.PhaseCancel, u.unwanted, how)
 	default:
 		if !u.remote.control {
 			m.tellFailed(u)
@@ -283,7 +297,7 @@ func (m *machine) failPush(u *push, phase connector.Phase, err error) {
 	m.stats.TransfersFailed++
 	m.endHold(h, phase, err.Error(), "failed")
 	m.endPush(u)
-	if u.unwanted == "" {
+	if !u.byD {
 		m.sendFailure(r, phase, err.Error())
 	}
 }

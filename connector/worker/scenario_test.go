@@ -25,6 +25,7 @@ import (
 //	meta register=d1 blocks=1,2 start=0 tokens=8 transfer=x digest=1 peer=Q
 //	meta finish=p1 blocks=4,5 tokens=8 transfer=x digest=1 lease=30
 //	meta queue=p1 transfer=x digest=1 | withdraw=d1 transfer=x remote=R peer=Q
+//	meta release=p1 generation=5
 //	meta process=p1 | drop=p1 transfer=x | cancel=d1 | beat=d1,x peer=Q | beat=none
 //	connected Q gen=1 [stock] [size=8] [agent=q.0] [offset=100]   connect-failed Q
 //	granted receive=1 [err]     register-failed receive=1
@@ -145,6 +146,9 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 			m.Finished = []connector.FinishedBlocks{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Blocks: argBlocks(t, d),
 				NumTokens: argInt(t, d, "tokens", 0), Lease: time.Duration(argInt(t, d, "lease", 30)) * time.Second, Digest: digest,
 				Generation: kv.Generation(argInt(t, d, "generation", 0))}}
+		}
+		if id, ok := arg(d, "release"); ok {
+			m.Released = []connector.Release{{ID: kv.RequestID(id), Lease: kv.Generation(argInt(t, d, "generation", 0))}}
 		}
 		if id, ok := arg(d, "queue"); ok {
 			m.Queued = []connector.QueuedRequest{{ID: kv.RequestID(id), TransferID: kv.TransferID(transfer), Digest: digest}}

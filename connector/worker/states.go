@@ -220,13 +220,11 @@ func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
 
 // cancelPush stops a WRITE under way. Every copy of the cancel is acknowledged when it has.
 func (m *machine) cancelPush(u *push, addr connector.PeerAddr, c *wire.Cancel) {
-	if u.unwanted == "" {
+	if !u.byD {
+		u.byD = true
 		m.cancelReceived(c)
 		m.correspondent(u.reg.sender.name).seen.fresh(c.Seq)
-		u.unwanted = "the decode engine gave it up: " + c.Reason
-		if u.state == writing {
-			m.do(cancel{u.transfer})
-		}
+		m.stopPush(u, "the decode engine gave it up: "+c.Reason)
 	}
 	u.ackAddr = addr
 	for _, seq := range u.acks {
@@ -236,6 +234,18 @@ func (m *machine) cancelPush(u *push, addr connector.PeerAddr, c *wire.Cancel) {
 	}
 	if len(u.acks) < maxLetterTries {
 		u.acks = append(u.acks, c.Seq)
+	}
+}
+
+// stopPush ends a WRITE that is with the agent, if nobody has yet: its blocks come back when it has
+// stopped. One that is being posted is cancelled when the agent has answered.
+func (m *machine) stopPush(u *push, reason string) {
+	if u.unwanted != "" {
+		return
+	}
+	u.unwanted = reason
+	if u.state == writing {
+		m.do(cancel{u.transfer})
 	}
 }
 

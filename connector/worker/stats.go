@@ -26,6 +26,8 @@ type Stats struct {
 	BytesSent             uint64
 	LeasesTaken           uint64
 	LeasesExpired         uint64
+	HoldsGivenUp          uint64 // our ledger said that nobody will ask for them
+	StrayReleases         uint64 // it said so of holds that had ended
 	FailuresSent          uint64 // PUSH_FAIL or the control message
 	CancelsReceived       uint64
 	ClaimsReceived        uint64

@@ -77,7 +77,7 @@ func (w *Worker) Submit(meta connector.StepMeta) {
 		w.mail.inputs = append(w.mail.inputs, leftOut{})
 		meta.Queued, meta.Processing, meta.Dropped, meta.Withdrawn = nil, nil, nil, nil
 	}
-	w.mail.waiting += len(meta.Registrations) + len(meta.Reads) + len(meta.Queued) + len(meta.Processing) + len(meta.Finished) + len(meta.Dropped) +
+	w.mail.waiting += len(meta.Registrations) + len(meta.Reads) + len(meta.Queued) + len(meta.Processing) + len(meta.Finished) + len(meta.Released) + len(meta.Dropped) +
 		len(meta.Cancels) + len(meta.Withdrawn) + 1
 	w.mail.inputs = append(w.mail.inputs, stepMeta{meta})
 	w.mail.Unlock()
