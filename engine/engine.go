@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvferry/kvferry/engine/core"
 	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
 )
 
 // Engine is one running engine. Its methods may be called from any goroutine.
@@ -122,6 +123,22 @@ func (e *Engine) Stats() Stats {
 		return s
 	case <-e.ended:
 		return e.final
+	}
+}
+
+// Release lets go what an ended request holds for a peer under a lease, as the Params of its last Output
+// name it (RemoteRequestID, Lease): nobody will ask for it. The blocks come back when nothing reads them
+// any more, which does not wait for the end of the lease; a peer that asks all the same is told. It
+// answers false, and nothing happens, if there is no such hold: the request runs still, or the hold has
+// ended or was released before. A closed engine holds nothing and answers an error.
+func (e *Engine) Release(id kv.RequestID, lease kv.Generation) (bool, error) {
+	reply := make(chan bool, 1)
+	e.send(release{id: id, lease: lease, reply: reply})
+	select {
+	case ok := <-reply:
+		return ok, nil
+	case <-e.ended:
+		return false, errClosing
 	}
 }
 

@@ -20,8 +20,14 @@ type (
 		live  *live
 		reply chan<- *RequestError
 	}
-	// abort: nobody wants the rest of the answer.
+	// abort: nobody wants the rest of the answer, or what an ended one holds for a peer.
 	abort struct{ live *live }
+	// release: nobody will ask for the blocks that are held under a lease; the reply has room for one.
+	release struct {
+		id    kv.RequestID
+		lease kv.Generation
+		reply chan<- bool
+	}
 	// ask: for a snapshot; the reply has room for one.
 	ask struct{ reply chan<- Stats }
 	// reset: empty the prefix cache; the reply has room for one answer. One reset is asked for
@@ -38,12 +44,13 @@ type (
 	giveUp struct{}
 )
 
-func (submit) message() {}
-func (abort) message()  {}
-func (ask) message()    {}
-func (reset) message()  {}
-func (drain) message()  {}
-func (giveUp) message() {}
+func (submit) message()  {}
+func (abort) message()   {}
+func (ask) message()     {}
+func (release) message() {}
+func (reset) message()   {}
+func (drain) message()   {}
+func (giveUp) message()  {}
 
 func (giveUpReset) message() {}
 
@@ -130,9 +137,14 @@ func (l *loop) handle(m message) {
 	case submit:
 		m.reply <- l.submit(m.live)
 	case abort:
-		if !m.live.ended {
+		switch {
+		case !m.live.ended:
 			l.abort(m.live, KindAborted, "client", errClientGone)
+		case m.live.lease != 0:
+			l.release(m.live.ID, m.live.lease)
 		}
+	case release:
+		m.reply <- l.release(m.id, m.lease)
 	case ask:
 		m.reply <- l.stats()
 	case reset:
@@ -173,6 +185,18 @@ func (l *loop) refuse(err *RequestError) *RequestError {
 
 func (l *loop) abort(r *live, kind ErrorKind, phase string, err error) {
 	l.step(core.Abort{ID: r.ID, Err: &RequestError{Request: r.ID, Kind: kind, Phase: phase, Err: err}})
+}
+
+// release tells whether there was such a hold.
+func (l *loop) release(id kv.RequestID, lease kv.Generation) (released bool) {
+	actions := l.machine.Step(time.Now(), core.ReleaseHold{ID: id, Lease: lease})
+	for _, a := range actions {
+		if a, ok := a.(core.HoldReleased); ok {
+			released = a.Released
+		}
+	}
+	l.carryOut(actions)
+	return released
 }
 
 func (l *loop) step(e core.Event) { l.carryOut(l.machine.Step(time.Now(), e)) }
@@ -261,6 +285,9 @@ func (l *loop) emit(o core.Output) {
 	out.Err = failure(o.ID, o.Err)
 	errors.As(o.LoadErr, &out.LoadErr)
 	r.ended = true
+	if o.Params != nil {
+		r.lease = o.Params.Lease
+	}
 	delete(l.live, o.ID)
 	logFinished(l.e.cfg.Log, r, &out)
 	r.stream.put(out)

@@ -39,8 +39,9 @@ func (s *Stream) Next(ctx context.Context) (Output, error) {
 	}
 }
 
-// Close aborts the request if it has not ended; it does not wait until it has. It may be called at
-// any time, more than once, and from any goroutine; a reader is given a last Output.
+// Close aborts the request if it has not ended; it does not wait until it has. A request that ends at
+// the same moment holds no blocks for a peer afterwards. It may be called at any time, more than once,
+// and from any goroutine; a reader is given a last Output.
 func (s *Stream) Close() {
 	s.mu.Lock()
 	ended := s.mu.ended
@@ -49,6 +50,11 @@ func (s *Stream) Close() {
 		s.abort()
 	}
 }
+
+// Discard is Close for an answer that has reached nobody who might ask for the KV: if the request has
+// ended with blocks that are held for a peer, they are let go as by Engine.Release. It may be called as
+// Close may, and does nothing if nothing is held.
+func (s *Stream) Discard() { s.abort() }
 
 func (s *Stream) take() (out Output, ok bool, err error) {
 	s.mu.Lock()

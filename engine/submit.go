@@ -78,6 +78,7 @@ type live struct {
 	tierTokens map[string]int // by tier
 
 	ended    bool
+	lease    kv.Generation               // under which it has ended with blocks for a peer; 0 if it has none
 	unfollow atomic.Pointer[func() bool] // stops following the client's context
 
 	// Of the token that the machine is about to be told.

@@ -32,6 +32,9 @@ type Connector interface {
 	// tokens in place. hold asks to keep the blocks until an Outcome names the request; params is
 	// what to answer.
 	Finished(now time.Time, id kv.RequestID, reason connector.FinishReason, blocks kv.BlockIDs, computedTokens int) (hold bool, params *kv.TransferParams)
+	// Release gives up a hold, named by the lease of the params that Finished gave; its Outcome follows.
+	// false: there is no such hold, and nothing happens.
+	Release(id kv.RequestID, lease kv.Generation) bool
 	// Metadata is what the workers are to do since the last call; false if nothing.
 	Metadata(now time.Time) (connector.StepMeta, bool)
 	// Update takes one rank's report and gives what is then certain.

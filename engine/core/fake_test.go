@@ -32,6 +32,7 @@ type fakeReq struct {
 	finished   bool
 	receiving  bool // blocks are registered, no outcome yet
 	holding    bool // Finished said hold
+	released   bool // and it was given up
 	blocks     []kv.BlockID
 	computed   int
 	external   int
@@ -97,7 +98,7 @@ func (f *fakeConn) Finished(_ time.Time, id kv.RequestID, reason connector.Finis
 	if q.Params.DoRemoteDecode && ok {
 		q.holding = true
 		q.blocks = blocks[0]
-		params = &kv.TransferParams{DoRemotePrefill: true, RemoteRequestID: id}
+		params = &kv.TransferParams{DoRemotePrefill: true, RemoteRequestID: id, Lease: fakeLease}
 		f.pending = append(f.pending, "finished "+string(id))
 	}
 	if q.receiving {
@@ -109,6 +110,19 @@ func (f *fakeConn) Finished(_ time.Time, id kv.RequestID, reason connector.Finis
 		delete(f.reqs, id)
 	}
 	return q.holding, params
+}
+
+// fakeLease is the lease of every hold.
+const fakeLease = 9
+
+func (f *fakeConn) Release(id kv.RequestID, lease kv.Generation) bool {
+	q := f.reqs[id]
+	if q == nil || !isLeased(q) || lease != fakeLease || q.released {
+		return false
+	}
+	q.released = true
+	f.pending = append(f.pending, "release "+string(id))
+	return true
 }
 
 func (f *fakeConn) Metadata(time.Time) (connector.StepMeta, bool) {
@@ -292,6 +306,8 @@ func describe(a Action) string {
 			s += fmt.Sprintf(" load-err=%q", a.LoadErr)
 		}
 		return s
+	case HoldReleased:
+		return fmt.Sprintf("hold of %s released: %v", a.ID, a.Released)
 	case CacheReset:
 		return fmt.Sprintf("reset %d: %d blocks forgotten, err=%v", a.Ticket, a.Blocks, a.Err)
 	}

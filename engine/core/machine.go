@@ -107,6 +107,8 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		if r := m.requests[e.ID]; r != nil && r.state != held {
 			m.finish(now, r, connector.FinishAbort, e.Err)
 		}
+	case ReleaseHold:
+		m.do(HoldReleased{ID: e.ID, Released: m.conn != nil && m.conn.Release(e.ID, e.Lease)})
 	case StepDone:
 		m.stepDone(now, e)
 	case ConnectorOutput:

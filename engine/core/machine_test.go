@@ -391,6 +391,24 @@ func (w *world) drain(fail bool) {
 	}
 }
 
+// giveUp releases a hold, or what is none. Its blocks stay until the workers say that nothing reads them.
+func (w *world) giveUp(t *rapid.T) {
+	id := kv.RequestID(fmt.Sprintf("r%d", rapid.IntRange(max(1, w.n-8), w.n).Draw(t, "which")))
+	lease := kv.Generation(rapid.IntRange(fakeLease-1, fakeLease).Draw(t, "lease"))
+	q := w.conn.reqs[id]
+	want := q != nil && isLeased(q) && !q.released && lease == fakeLease
+	before := w.m.Stats().Held
+	var answers []HoldReleased
+	for _, a := range w.step(ReleaseHold{ID: id, Lease: lease}) {
+		if a, ok := a.(HoldReleased); ok {
+			answers = append(answers, a)
+		}
+	}
+	if len(answers) != 1 || answers[0] != (HoldReleased{id, want}) || w.m.Stats().Held != before {
+		t.Fatalf("release of %s, lease %d: %v, want %v", id, lease, answers, want)
+	}
+}
+
 func (w *world) ids() []kv.RequestID {
 	var ids []kv.RequestID
 	for id := range w.reqs {
@@ -465,6 +483,11 @@ func TestMachine(t *testing.T) {
 			"settle": func(t *rapid.T) {
 				if q := w.pick(t, isReceiving); q != nil {
 					w.settle(q, rapid.IntRange(0, 3).Draw(t, "fail") == 0)
+				}
+			},
+			"give up": func(t *rapid.T) {
+				if w.n > 0 {
+					w.giveUp(t)
 				}
 			},
 			"release": func(t *rapid.T) {

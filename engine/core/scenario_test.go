@@ -122,6 +122,10 @@ func (s *scenario) line(t *testing.T, line string) {
 		s.step(t, Add{Request: r})
 	case "abort":
 		s.step(t, Abort{ID: id, Err: errors.New("client gone")})
+	case "release":
+		var lease kv.Generation
+		fmt.Sscan(opt["lease"], &lease)
+		s.step(t, ReleaseHold{ID: id, Lease: lease})
 	case "done":
 		if s.batch == nil {
 			fmt.Fprintln(&s.out, "nothing is in flight")

@@ -76,8 +76,8 @@ type Request struct {
 	Tier       TierSpec
 }
 
-// Event is what happened outside: Add, Abort, StepDone, ConnectorOutput, ResetCache, GiveUpReset, Tick,
-// or one of the tier's.
+// Event is what happened outside: Add, Abort, ReleaseHold, StepDone, ConnectorOutput, ResetCache,
+// GiveUpReset, Tick, or one of the tier's.
 type Event interface{ coreEvent() }
 
 type (
@@ -88,6 +88,13 @@ type (
 	Abort struct {
 		ID  kv.RequestID
 		Err error
+	}
+	// ReleaseHold says that nobody will ask for the blocks that an ended request holds, as long as they
+	// are held under this lease. HoldReleased answers it at once; the blocks come back when nothing reads
+	// them. Requests that have not ended, and other ids and leases, are left alone.
+	ReleaseHold struct {
+		ID    kv.RequestID
+		Lease kv.Generation
 	}
 	// StepDone ends the step in flight. Results are in the order of the batch; those of sequences
 	// without Sample are ignored. Err, if set, fails every request of the batch.
@@ -114,6 +121,7 @@ type (
 
 func (Add) coreEvent()             {}
 func (Abort) coreEvent()           {}
+func (ReleaseHold) coreEvent()     {}
 func (StepDone) coreEvent()        {}
 func (ConnectorOutput) coreEvent() {}
 func (ResetCache) coreEvent()      {}
@@ -127,8 +135,8 @@ type Result struct {
 	Err   error // no token: the request fails
 }
 
-// Action is what to do: Refused, RunStep, SendMeta, Emit, CacheReset or one for the tier, in the order
-// given.
+// Action is what to do: Refused, RunStep, SendMeta, Emit, HoldReleased, CacheReset or one for the tier, in
+// the order given.
 type Action interface{ coreAction() }
 
 type (
@@ -143,6 +151,11 @@ type (
 	SendMeta struct{ Meta connector.StepMeta }
 	// Emit tells a request's reader something.
 	Emit struct{ Output }
+	// HoldReleased answers a ReleaseHold. Released: there was such a hold, and it ends by this.
+	HoldReleased struct {
+		ID       kv.RequestID
+		Released bool
+	}
 	// CacheReset answers a ResetCache. Without an error, nothing that was computed or received before
 	// is found in the prefix cache any more, now or later.
 	CacheReset struct {
@@ -156,6 +169,8 @@ func (Refused) coreAction()  {}
 func (RunStep) coreAction()  {}
 func (SendMeta) coreAction() {}
 func (Emit) coreAction()     {}
+
+func (HoldReleased) coreAction() {}
 
 func (CacheReset) coreAction() {}
 
