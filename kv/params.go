@@ -49,6 +49,7 @@ type TransferParams struct {
 	PromptTokens       []Token
 	TransferID         TransferID
 	Lease              Generation        // of the hold of RemoteBlockIDs; 0 when not told
+	Release            string            // whoever shows it to P's HTTP server may let that hold go; "" when P has no such way
 	LoadFailurePolicy  LoadFailurePolicy // "" when not told: the engine's own
 
 	// Readers is how many requests of the decode engine take the same KV: the answers of one request

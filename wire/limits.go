@@ -67,6 +67,9 @@ const (
 	// MaxName bounds the instance, host, transport and capability names of the extension, bytes.
 	MaxName = 256
 
+	// MaxReleaseToken bounds kvferry_release, bytes: a hash in hexadecimal.
+	MaxReleaseToken = 128
+
 	// maxSkipDepth bounds the nesting of a value that is skipped. The stock decoder gives up near 1000.
 	maxSkipDepth = 128
 

@@ -21,8 +21,9 @@ import (
 // port is 1…65535, a size 1…MaxRanks, a text is UTF-8, transfer_mode is "pull" or "push".
 //
 // kv_load_failure_policy, "fail" or "recompute", is kvferry's own key: stock engines have that choice
-// per engine only (nixl-connector.md, section 6.2) and ignore it. So is kvferry_lease, the generation of
-// P's lease.
+// per engine only (nixl-connector.md, section 6.2) and ignore it. So are kvferry_lease, the generation of
+// P's lease, and kvferry_release, by which a router may let that lease's hold go (POST /kv/release): an
+// engine that does not give it has no such way, and is not asked.
 func ParseTransferParams(raw []byte) (kv.TransferParams, error) {
 	p := kv.TransferParams{DCPSize: 1, PPSize: 1}
 	raw = bytes.TrimSpace(raw)
@@ -78,6 +79,7 @@ var paramFields = []struct {
 		p.Lease = kv.Generation(n)
 		return reason
 	}},
+	{"kvferry_release", func(p *kv.TransferParams, v []byte) string { return setOptText(&p.Release, v, MaxReleaseToken) }},
 	{"kv_load_failure_policy", func(p *kv.TransferParams, v []byte) string { return setPolicy(&p.LoadFailurePolicy, v) }},
 }
 

@@ -10,7 +10,7 @@ import (
 // AppendTransferParams appends the kv_transfer_params of an engine's response: the keys of
 // nixl-connector.md section 8.1 in their order, without spaces. remote_blocks_expiry_time is left
 // out in push and null in pull if p has none; remote_prefill_cached_tokens is left out if p has
-// none, and kvferry_lease, which stock ignores, likewise. An empty text and a port or size of 0 are written as null. Keys that only requests carry
+// none, and kvferry_lease and kvferry_release, which stock ignores, likewise. An empty text and a port or size of 0 are written as null. Keys that only requests carry
 // (prompt_token_ids, transfer_id, kv_load_failure_policy) are never written.
 //
 // The texts of p must be UTF-8.
@@ -58,6 +58,10 @@ func AppendTransferParams(dst []byte, p *kv.TransferParams) []byte {
 	if p.Lease != 0 {
 		b = append(b, `,"kvferry_lease":`...)
 		b = strconv.AppendUint(b, uint64(p.Lease), 10)
+	}
+	if p.Release != "" {
+		b = append(b, `,"kvferry_release":`...)
+		b = appendJSON(b, p.Release)
 	}
 	return append(b, '}')
 }

@@ -1,7 +1,9 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -84,23 +86,31 @@ func (a *answer) write(b []byte) bool {
 	return a.rc.Flush() == nil
 }
 
-// finish ends a good answer.
-func (a *answer) finish() {
+// finish ends a good answer. false: its client has gone. One that goes later is not noticed: it may have
+// read the answer, and have closed the connection as clients do.
+func (a *answer) finish(ctx context.Context) bool {
 	if a.job.output.Stream {
 		a.buf = a.buf[:0]
 		if a.job.output.IncludeUsage {
 			a.event(a.format.usage(a))
 		}
-		a.write(openai.AppendDone(a.buf))
-		return
+		return a.write(openai.AppendDone(a.buf))
 	}
 	body, err := json.Marshal(a.format.whole(a, a.params()))
 	if err != nil {
 		a.s.log.Error("an answer cannot be encoded", "error", err)
 		writeError(a.w, internalError())
-		return
+		return false
 	}
-	writeJSON(a.w, http.StatusOK, body)
+	if ctx.Err() != nil {
+		a.gone()
+		return false
+	}
+	if err := writeJSON(a.w, http.StatusOK, body); err != nil {
+		return false
+	}
+	err = a.rc.Flush()
+	return err == nil || errors.Is(err, errors.ErrUnsupported)
 }
 
 // params is the kv_transfer_params of the answer: the first request's, as stock engines give them.
@@ -110,6 +120,9 @@ func (a *answer) params() json.RawMessage {
 		return nil
 	}
 	p := *end.Params
+	if p.Lease != 0 {
+		p.Release = a.s.releaseToken(p.RemoteRequestID, p.Lease)
+	}
 	if p.CachedTokens == nil && p.DoRemotePrefill {
 		cached := a.cached(end)
 		p.CachedTokens = &cached

@@ -10,24 +10,24 @@ import (
 	"github.com/kvferry/kvferry/openai"
 )
 
-// readBody reads a body within the limits of size and silence.
-func (s *Server) readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
+// readBody reads a body of at most limit bytes, within the limits of silence.
+func (s *Server) readBody(w http.ResponseWriter, req *http.Request, limit int64) ([]byte, error) {
 	tooLarge := &openai.Error{
 		Status: http.StatusRequestEntityTooLarge, Type: openai.TypeInvalidRequest, Code: openai.CodeBodyTooLarge,
 	}
-	tooLarge.Message = invalid("", "", "The request body is larger than %d bytes, this engine's limit.", s.cfg.MaxBody).Message
-	if req.ContentLength > s.cfg.MaxBody {
+	tooLarge.Message = invalid("", "", "The request body is larger than %d bytes, this engine's limit.", limit).Message
+	if req.ContentLength > limit {
 		return nil, tooLarge
 	}
 	rc := http.NewResponseController(w)
-	p := &pacedReader{s: s, r: http.MaxBytesReader(w, req.Body, s.cfg.MaxBody), rc: rc, start: time.Now()}
+	p := &pacedReader{s: s, r: http.MaxBytesReader(w, req.Body, limit), rc: rc, start: time.Now()}
 	body, err := io.ReadAll(p)
 	_ = rc.SetReadDeadline(time.Time{}) // from here on, the client may be silent
-	var limit *http.MaxBytesError
+	var over *http.MaxBytesError
 	switch {
 	case err == nil:
 		return body, nil
-	case errors.As(err, &limit):
+	case errors.As(err, &over):
 		err = tooLarge
 	case !errors.Is(err, errBodies):
 		err = invalid("", openai.CodeInvalidJSON, "The request body could not be read: %v.", err)

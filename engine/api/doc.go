@@ -8,6 +8,7 @@
 //	GET  /ready           requests are served and the side channel listens
 //	GET  /metrics         Prometheus
 //	GET  /kv/coordinates  engine id, side channel and sizes, for routers (engine.Coordinates)
+//	POST /kv/release      let go what a prefill answer holds, for routers whose D does not come
 //	POST /kv/reset-prefix-cache?wait=SECONDS
 //	                      forget all KV of finished requests; 409 while peers read or write blocks
 //
@@ -30,6 +31,22 @@
 //
 // A stream's status is sent with its first token, so that a request that fails before gets a status
 // of its own. A later failure is an event {"error": …}, and [DONE] does not follow.
+//
+// # Holds that nobody will ask for
+//
+// A prefill leg ends with its blocks held for a D until its lease ends. Where it is certain that no D
+// comes, they are let go at once:
+//
+//   - an answer that the client did not wait for, or that could not be written to it, holds nothing,
+//     whatever else it has computed: the client left before, meanwhile or at the end, or got an error;
+//   - a router whose D refuses asks for it: POST /kv/release with
+//     {"request_id": R, "lease": L, "token": T}, which are remote_request_id, kvferry_lease and
+//     kvferry_release of the answer's kv_transfer_params. {"released": true} says that there was such a
+//     hold and that it ends; false, that it was over or never was. A request that runs is not affected.
+//
+// The token is a hash of id and lease under a secret of this process: whoever was given the answer has
+// it, and nobody can guess one. A wrong one gets 403, whether or not there is such a hold. That the key is
+// there says that the engine has this endpoint; a stock engine has neither.
 //
 // # Chats
 //

@@ -20,17 +20,18 @@ func writeError(w http.ResponseWriter, e *openai.Error) {
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	writeJSON(w, e.Status, e.AppendJSON(nil))
+	_ = writeJSON(w, e.Status, e.AppendJSON(nil)) // a client that has gone needs no answer
 }
 
-func writeJSON(w http.ResponseWriter, status int, body []byte) {
+func writeJSON(w http.ResponseWriter, status int, body []byte) error {
 	// An answer may come long after its request, when the deadline of ServeHTTP is over.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(clientWriteTimeout))
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that has gone needs no answer
+	_, err := w.Write(body)
+	return err
 }
 
 func internalError() *openai.Error {
@@ -44,7 +45,7 @@ func unknownURL(method, path string) *openai.Error {
 	return &openai.Error{
 		Status: http.StatusNotFound, Type: openai.TypeNotFound, Code: "unknown_url",
 		Message: fmt.Sprintf("There is no %s %s here; the engine serves POST /v1/completions, POST /v1/chat/completions, "+
-			"GET /v1/models, /health, /ready, /metrics and /kv/coordinates, and POST /kv/reset-prefix-cache.", method, path),
+			"GET /v1/models, /health, /ready, /metrics and /kv/coordinates, and POST /kv/release and /kv/reset-prefix-cache.", method, path),
 	}
 }
 

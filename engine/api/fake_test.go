@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ type fakeEngine struct {
 	stats  engine.Stats
 	ready  error
 	reset  func(ctx context.Context, wait bool) (int, error)
+	letGo  func(id kv.RequestID, lease kv.Generation) (bool, error)
 	refuse func(engine.Request) error
 	script func(r engine.Request) []engine.Output
 	mu     struct {
@@ -77,6 +79,10 @@ func (f *fakeEngine) ResetPrefixCache(ctx context.Context, wait bool) (int, erro
 	return f.reset(ctx, wait)
 }
 
+func (f *fakeEngine) Release(id kv.RequestID, lease kv.Generation) (bool, error) {
+	return f.letGo(id, lease)
+}
+
 func (f *fakeEngine) submitted() []engine.Request {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,6 +111,8 @@ type fakeStream struct {
 	outputs chan engine.Output
 	once    sync.Once
 	closed  chan struct{}
+
+	discarded atomic.Bool
 }
 
 func (s *fakeStream) Next(ctx context.Context) (engine.Output, error) {
@@ -120,6 +128,12 @@ func (s *fakeStream) Next(ctx context.Context) (engine.Output, error) {
 	case <-ctx.Done():
 		return engine.Output{}, ctx.Err()
 	}
+}
+
+// Discard notes that the answer has reached nobody.
+func (s *fakeStream) Discard() {
+	s.discarded.Store(true)
+	s.Close()
 }
 
 func (s *fakeStream) Close() { s.once.Do(func() { close(s.closed) }) }

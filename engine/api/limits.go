@@ -33,6 +33,9 @@ const (
 	// answered. A quiet one costs some 20 KiB.
 	maxConns = maxInFlight + 1024
 
+	// maxReleaseBody bounds the body of /kv/release: an internal id, each byte of it escaped, and a token.
+	maxReleaseBody = 8 << 10
+
 	// maxResetWait bounds the wait of a cache reset: new hand-offs wait as long.
 	maxResetWait = 10 * time.Minute
 

@@ -32,7 +32,7 @@ func (s *Server) serveReset(w http.ResponseWriter, req *http.Request) {
 	case err != nil:
 		writeError(w, &openai.Error{Status: http.StatusServiceUnavailable, Type: openai.TypeServer, Code: string(engine.KindUnavailable), Message: err.Error()})
 	default:
-		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"reset":true,"blocks":%d}`, blocks))
+		_ = writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"reset":true,"blocks":%d}`, blocks))
 	}
 }
 

@@ -57,7 +57,7 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, parse func(name
 		return
 	}
 	w.Header().Set("X-Request-Id", name)
-	body, err := s.readBody(w, req)
+	body, err := s.readBody(w, req, s.cfg.MaxBody)
 	if err != nil {
 		writeError(w, asAPIError(err))
 		return
@@ -90,19 +90,29 @@ type piece struct {
 	err   error
 }
 
-// run submits the children, gathers what they say and answers. It returns when none is left.
+// run submits the children, gathers what they say and answers. It returns when none is left. Blocks that
+// they hold for peers are let go unless the answer is on its way: nobody else could ask for them.
 func (a *answer) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var readers sync.WaitGroup
 	defer readers.Wait()
 	defer cancel()
 	streams := make([]stream, 0, len(a.job.children))
+	delivered := false
 	defer func() {
 		for _, st := range streams {
-			st.Close()
+			if delivered {
+				st.Close()
+			} else {
+				st.Discard()
+			}
 		}
 	}()
 	for _, r := range a.job.children {
+		if ctx.Err() != nil {
+			a.gone()
+			return
+		}
 		st, err := a.s.engine.Submit(ctx, r)
 		if err != nil {
 			a.fail(asAPIError(err))
@@ -128,7 +138,7 @@ func (a *answer) run(ctx context.Context) {
 			return
 		}
 	}
-	a.finish()
+	delivered = a.finish(ctx)
 }
 
 // read passes on what a stream says until its last output. A panic is a failure of this request.

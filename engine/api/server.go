@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/engine/model"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
 )
 
@@ -39,6 +41,7 @@ type backend interface {
 	Model() engine.ModelInfo
 	Tokenizer() *model.Tokenizer
 	Ready() error
+	Release(id kv.RequestID, lease kv.Generation) (bool, error)
 	ResetPrefixCache(ctx context.Context, wait bool) (blocks int, err error)
 }
 
@@ -46,6 +49,7 @@ type backend interface {
 type stream interface {
 	Next(ctx context.Context) (engine.Output, error)
 	Close()
+	Discard()
 }
 
 type realEngine struct{ *engine.Engine }
@@ -69,6 +73,7 @@ type Server struct {
 	inFlight atomic.Int64
 	bodies   atomic.Int64 // bytes of bodies that are being read or parsed
 	conns    *conns
+	secret   [32]byte // of release tokens
 
 	patience  time.Duration // clientWriteTimeout
 	silence   time.Duration // clientReadTimeout
@@ -95,6 +100,7 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	}
 	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(),
 		conns: newConns(maxConns), patience: clientWriteTimeout, silence: clientReadTimeout, maxBodies: maxBodyBytes}
+	_, _ = rand.Read(s.secret[:]) // never fails
 	s.metrics = newMetrics(e, &s.inFlight)
 	for _, c := range cfg.Collectors {
 		if err := s.metrics.registry.Register(c); err != nil {
@@ -107,6 +113,7 @@ func newServer(cfg Config, e backend) (*Server, error) {
 	s.mux.HandleFunc("GET /health", s.serveHealth)
 	s.mux.HandleFunc("GET /ready", s.serveReady)
 	s.mux.HandleFunc("GET /kv/coordinates", s.serveCoordinates)
+	s.mux.HandleFunc("POST /kv/release", s.serveRelease)
 	s.mux.HandleFunc("POST /kv/reset-prefix-cache", s.serveReset)
 	s.mux.Handle("GET /metrics", s.metrics.handler())
 	s.mux.HandleFunc("/", serveUnknown)
@@ -177,7 +184,7 @@ func serveUnknown(w http.ResponseWriter, req *http.Request) {
 }
 
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
+	_ = writeJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
 }
 
 func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
@@ -187,7 +194,7 @@ func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
 		})
 		return
 	}
-	writeJSON(w, http.StatusOK, []byte(`{"ready":true}`))
+	_ = writeJSON(w, http.StatusOK, []byte(`{"ready":true}`))
 }
 
 func (s *Server) serveCoordinates(w http.ResponseWriter, _ *http.Request) {
@@ -214,5 +221,5 @@ func (s *Server) writeValue(w http.ResponseWriter, v any) {
 		writeError(w, internalError())
 		return
 	}
-	writeJSON(w, http.StatusOK, b)
+	_ = writeJSON(w, http.StatusOK, b)
 }
