@@ -7,7 +7,7 @@
 //	            Begin, Located, Chunk, Ended, ClientGone, Tick
 //	driver ───────────────────────────────────────────> Machine.Step
 //	       <───────────────────────────────────────────
-//	            Locate, StartLeg, CancelLeg, Commit, Forward, Complete, Reject, Break, End
+//	            Locate, StartLeg, CancelLeg, Release, Commit, Forward, Complete, Reject, Break, End
 //
 // Two engines that push get their legs together; of two that pull, D gets its leg when P has answered, with
 // P's parameters in it. Until the engines' mode is known only P's leg runs: it is the same in both.

@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
@@ -41,6 +42,18 @@ func ReadHandoff(answer *openai.Object) (Handoff, error) {
 	}
 	h.Raw, h.params = raw, p
 	return h, nil
+}
+
+// Releasable tells whether P has said how it is told that nobody will ask for the KV.
+func (h Handoff) Releasable() bool {
+	return h.Raw != nil && h.params.Release != "" && h.params.Lease != 0 && h.params.RemoteRequestID != ""
+}
+
+// ReleaseBody is what P's /kv/release is sent to let go what a Releasable hand-off is about.
+func (h Handoff) ReleaseBody() []byte {
+	b := appendString([]byte(`{"request_id":`), string(h.params.RemoteRequestID))
+	b = strconv.AppendUint(append(b, `,"lease":`...), uint64(h.params.Lease), 10)
+	return append(appendString(append(b, `,"token":`...), h.params.Release), '}')
 }
 
 // Mode is what P says that the pair's mode is; push if it says nothing.

@@ -60,8 +60,9 @@ type (
 		Leg     Leg
 		Attempt int
 		Failure *Failure
-		// Handoff: P keeps the KV and has said where. Always false for D.
-		Handoff bool
+		// Handoff: P keeps the KV and has said where; if there is a Failure, the hand-off cannot be used.
+		// Releasable: P has said how it is told to let go. Both are always false for D.
+		Handoff, Releasable bool
 	}
 	// ClientGone: nobody reads the answer any more.
 	ClientGone struct{}
@@ -96,6 +97,9 @@ type (
 		Attempt int
 		Cause   string
 	}
+	// Release tells the P of an attempt to let its hand-off go: no D has taken it, and no leg of the
+	// attempt is left. Nothing waits for it.
+	Release struct{ Attempt int }
 	// Commit sends the status and headers of D's stream.
 	Commit struct{}
 	// Forward gives the client the piece that the event brought.
@@ -114,6 +118,7 @@ type (
 func (Locate) action()    {}
 func (StartLeg) action()  {}
 func (CancelLeg) action() {}
+func (Release) action()   {}
 func (Commit) action()    {}
 func (Forward) action()   {}
 func (Complete) action()  {}
@@ -153,9 +158,11 @@ type legState struct {
 // Whatever happens, there is exactly one of Complete, Reject, Break or nothing (the client left), no
 // Commit after a failure, and End once every started leg has ended.
 //
-// A hand-off of P's goes into D's leg, and if nobody waits for the answer any more, that leg is cancelled
-// at once and D lets P know. It is left to P's lease for engines that are no pair, and when D refuses
-// its leg after P is done: such a D has nothing to tell P.
+// A hand-off of P's that no D has taken when the attempt is over (D refused or failed, or had no leg yet;
+// the client left; the engines are no pair) is released, once, if P has said how. Of a P that has not,
+// which a stock one is, it goes into D's leg, and if nobody waits for the answer any more, that leg is
+// cancelled at once and D lets P know. What neither reaches is left to P's lease: the hand-off of such a P
+// for engines that are no pair, or to a D that refuses its leg.
 type Machine struct {
 	cfg          Config
 	disaggregate bool
@@ -169,6 +176,8 @@ type Machine struct {
 	unpaired     bool // located without success
 	prefilled    bool // P has answered
 	handoff      bool // and keeps the KV
+	keeps        bool // P keeps KV, and has said how it is let go
+	taken        bool // D has answered: it has what it wanted of it
 	outcome      Outcome
 	out          []Action
 }
@@ -213,7 +222,7 @@ func (m *Machine) start(now time.Time) {
 	m.phase = running
 	m.attempt++
 	m.legs = [numLegs]legState{}
-	m.located, m.unpaired, m.prefilled, m.handoff = false, false, false, false
+	m.located, m.unpaired, m.prefilled, m.handoff, m.keeps, m.taken = false, false, false, false, false, false
 	m.outcome = Outcome{}
 	if !m.disaggregate || m.alone {
 		m.startDecode(now, NoKV)
@@ -261,9 +270,9 @@ func (m *Machine) proceed(now time.Time) {
 	}
 }
 
-// release gives a hand-off that nobody will use to D, to be told off at once.
-func (m *Machine) release(now time.Time, cause string) {
-	if m.handoff && !m.unpaired && !m.legs[Decode].started {
+// passOn gives a hand-off that nobody will use to D, to be told off at once, unless P itself can be told.
+func (m *Machine) passOn(now time.Time, cause string) {
+	if m.handoff && !m.keeps && !m.unpaired && !m.legs[Decode].started {
 		m.startDecode(now, FromHandoff)
 		m.cancelLeg(Decode, cause)
 	}
@@ -288,13 +297,19 @@ func (m *Machine) legEnded(now time.Time, ev Ended) {
 		return
 	}
 	leg.running = false
-	if ev.Leg == Prefill && ev.Failure == nil {
+	switch {
+	case ev.Leg == Decode:
+		m.taken = ev.Failure == nil
+	case ev.Failure == nil:
 		m.prefilled, m.handoff = true, ev.Handoff
 		m.outcome.PrefillDone = now
+		fallthrough
+	default:
+		m.keeps = ev.Handoff && ev.Releasable
 	}
 	switch {
 	case m.phase != running:
-		m.release(now, "nobody waits for it")
+		m.passOn(now, "nobody waits for it")
 	case ev.Failure != nil:
 		m.fail(now, ev.Failure)
 	case ev.Leg == Decode:
@@ -340,7 +355,7 @@ func (m *Machine) fail(now time.Time, f *Failure) {
 		m.do(Reject{f})
 	}
 	m.cancel("the " + f.Leg.String() + " leg failed")
-	m.release(now, "the "+f.Leg.String()+" leg failed")
+	m.passOn(now, "the "+f.Leg.String()+" leg failed")
 }
 
 func (m *Machine) clientGone(now time.Time) {
@@ -350,7 +365,7 @@ func (m *Machine) clientGone(now time.Time) {
 	m.phase = answered
 	m.outcome.ClientGone = true
 	m.cancel("the client left")
-	m.release(now, "the client left")
+	m.passOn(now, "the client left")
 }
 
 func (m *Machine) cancel(cause string) {
@@ -408,6 +423,12 @@ func (m *Machine) settle(now time.Time) {
 		if s.running {
 			return
 		}
+	}
+	if m.phase != retrying && m.phase != answered {
+		return
+	}
+	if m.keeps && !m.taken && !m.committed {
+		m.do(Release{m.attempt})
 	}
 	switch m.phase {
 	case retrying:

@@ -27,6 +27,8 @@ func describe(a Action) string {
 		return s
 	case CancelLeg:
 		return fmt.Sprintf("cancel %s #%d: %s", a.Leg, a.Attempt, a.Cause)
+	case Release:
+		return fmt.Sprintf("release #%d", a.Attempt)
 	case Commit:
 		return "commit"
 	case Forward:
@@ -90,11 +92,11 @@ func TestScenarios(t *testing.T) {
 			case "unpaired":
 				ev = Located{Attempt: attempt, Failure: &Failure{Leg: Prefill, Kind: Unpaired, Status: 502, Retry: d.HasArg("retry")}}
 			case "done":
-				ev = Ended{Leg: which, Attempt: attempt, Handoff: which == Prefill && !d.HasArg("nothing")}
+				ev = Ended{Leg: which, Attempt: attempt, Handoff: which == Prefill && !d.HasArg("nothing"), Releasable: d.HasArg("releasable")}
 			case "failed":
 				f := &Failure{Leg: which, Kind: Status, Status: 500, Retry: d.HasArg("retry"), Told: d.HasArg("told"), NoKV: d.HasArg("nokv")}
 				d.MaybeScanArgs(t, "status", &f.Status)
-				ev = Ended{Leg: which, Attempt: attempt, Failure: f}
+				ev = Ended{Leg: which, Attempt: attempt, Failure: f, Handoff: d.HasArg("handoff"), Releasable: d.HasArg("releasable")}
 			case "cancelled":
 				ev = Ended{Leg: which, Attempt: attempt, Failure: &Failure{Leg: which, Kind: Cancelled}}
 			case "gone":
@@ -181,8 +183,10 @@ type modelDriver struct {
 	locating, located, unpaired bool // of this attempt
 	order                       Order
 	prefilled, handoff          bool
-	decode                      bool // started
-	handoffs, handed            int  // in all: hand-offs that D should get, and legs of D's that brought one
+	decode, taken               bool // started; has answered
+	handoffs, handed            int  // in all: hand-offs that only D can let go, and legs of D's that brought one
+	releasable                  bool // P has said how its hand-off is let go
+	keeps                       bool // and still waits for D or for that
 }
 
 func (d *modelDriver) drawOrder() Order {
@@ -200,7 +204,8 @@ func (d *modelDriver) event() Event {
 		leg := Leg(i)
 		f := &Failure{Leg: leg, Kind: Broken, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry"), NoKV: rapid.Bool().Draw(d.t, "no KV"), Told: rapid.Bool().Draw(d.t, "told")}
 		possible = append(possible, Ended{Leg: leg, Attempt: d.attempt, Failure: f},
-			Ended{Leg: leg, Attempt: d.attempt, Handoff: leg == Prefill && rapid.Bool().Draw(d.t, "hand-off")})
+			Ended{Leg: leg, Attempt: d.attempt, Handoff: leg == Prefill && rapid.Bool().Draw(d.t, "hand-off"), Releasable: leg == Prefill && rapid.Bool().Draw(d.t, "releasable")},
+			Ended{Leg: leg, Attempt: d.attempt, Failure: f, Handoff: leg == Prefill, Releasable: leg == Prefill}) // one that cannot be used
 		if leg == Decode {
 			possible = append(possible, Chunk{d.attempt}, Chunk{d.attempt})
 		}
@@ -219,11 +224,18 @@ func (d *modelDriver) event() Event {
 	case Ended:
 		if ev.Attempt == d.attempt {
 			d.running[ev.Leg] = false
+			switch {
+			case ev.Leg == Prefill:
+				d.keeps = ev.Handoff && ev.Releasable && !d.taken
+			case ev.Failure == nil:
+				d.taken, d.keeps = true, false
+			}
 			if ev.Failure != nil {
 				d.failed = d.failed || ev.Leg == Decode || !d.committed // D that streams needs no P
 			} else if ev.Leg == Prefill {
 				d.prefilled, d.handoff = true, ev.Handoff
-				if ev.Handoff && !d.decode && !d.unpaired {
+				d.releasable = ev.Handoff && ev.Releasable
+				if ev.Handoff && !d.releasable && !d.decode && !d.unpaired {
 					d.handoffs++
 				}
 			}
@@ -234,7 +246,7 @@ func (d *modelDriver) event() Event {
 			d.order = ev.Order
 			if ev.Failure != nil {
 				d.failed, d.unpaired = true, true
-				if d.handoff && !d.decode {
+				if d.handoff && !d.releasable && !d.decode {
 					d.handoffs-- // it is left to the lease
 				}
 			}
@@ -262,7 +274,11 @@ func (d *modelDriver) take(actions []Action) {
 				if d.running[Prefill] || d.running[Decode] {
 					t.Fatal("a new attempt while a leg of the last one runs")
 				}
+				if d.keeps {
+					t.Fatalf("a new attempt, and P keeps what nobody takes: %+v", d)
+				}
 				d.failed, d.locating, d.located, d.unpaired, d.prefilled, d.handoff, d.decode = false, false, false, false, false, false, false
+				d.releasable, d.taken = false, false
 			}
 			if a.Attempt != d.attempt && a.Attempt > 1 && a.Leg == Decode && !d.alone {
 				if !d.recompute {
@@ -278,6 +294,11 @@ func (d *modelDriver) take(actions []Action) {
 				t.Fatalf("%s, but: %+v", describe(a), d)
 			}
 			d.cancelled[a.Leg] = true
+		case Release:
+			if a.Attempt != d.attempt || !d.keeps || d.committed || d.running[Prefill] || d.running[Decode] {
+				t.Fatalf("%s, but: %+v", describe(a), d)
+			}
+			d.keeps = false
 		case Commit:
 			if d.committed || d.answers > 0 || d.failed {
 				t.Fatalf("commit, but: %+v", d)
@@ -305,6 +326,9 @@ func (d *modelDriver) take(actions []Action) {
 		case End:
 			if d.running[Prefill] || d.running[Decode] {
 				t.Fatalf("the end while a leg runs: %+v", d)
+			}
+			if d.keeps && !d.committed {
+				t.Fatalf("the end, and P keeps what nobody takes: %+v", d)
 			}
 			d.over = true
 		}
@@ -343,14 +367,19 @@ func (d *modelDriver) startLeg(a StartLeg, behind []Action) {
 		if d.alone || !d.located || d.order != Together || d.unpaired || !wanted {
 			t.Fatalf("%s, but: %+v", describe(a), d)
 		}
-		if d.handoff {
+		if d.handoff && !d.releasable {
 			d.handed++ // by the coordinates, as it should
 		}
 	case FromHandoff:
 		if d.alone || !d.handoff || d.unpaired || d.running[Prefill] || d.located && d.order == Together && wanted {
 			t.Fatalf("%s, but: %+v", describe(a), d)
 		}
-		d.handed++
+		if !d.releasable {
+			d.handed++
+		}
+		if !wanted && d.releasable {
+			t.Fatalf("%s, but P can be told itself: %+v", describe(a), d)
+		}
 		if !wanted { // only to tell P to let go
 			for _, b := range behind {
 				if c, ok := b.(CancelLeg); ok && c.Leg == Decode {
