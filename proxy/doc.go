@@ -20,13 +20,25 @@
 //   - P's parameters go to D to the byte, so that keys that this router does not know reach D;
 //   - parameters that no decode engine could use are P's failure and are never sent on;
 //   - if P has kept nothing, D computes the prompt, and X-Kvferry-Route says so;
-//   - if the client leaves while P works, P's leg ends; if it leaves when P has answered, D gets its leg and
-//     that leg is cancelled as soon as D has it. An engine that is told to stop before it has read
-//     anything lets P go, which P would otherwise do when its lease ends. The router cannot tell P itself:
-//     P knows its blocks by D's messages only.
+//   - if the client leaves while P works, P's leg ends.
 //
-// What remains is an answer of P's that is on the network when P's leg ends, and a D that cannot be
-// reached: both are for the lease.
+// # Holds that no D takes
+//
+// P has answered, keeps the KV for its lease, and no D will ask for it: D refused its leg (400, 429, 503),
+// failed or could not be reached before it answered anything, the client left, the engines are no pair. In
+// either mode, and for each part of a request for several answers, the router then tells P to let go: POST
+// /kv/release with remote_request_id, kvferry_lease and kvferry_release of P's answer. It does so when all
+// legs of the attempt are over, behind the client's answer, once, within releaseTimeout, and at most
+// maxReleases at a time; kvferry_router_releases_total counts how it ended.
+//
+// Only an engine whose answer has the key kvferry_release is told: it says that the engine has the endpoint,
+// and is the proof that the router was given the hold. Of any other, which a stock one is, D gets its leg,
+// in pull, and that leg is cancelled as soon as D has it: an engine that is told to stop before it has read
+// anything lets P go.
+//
+// A leg of P's that nobody waits for is given the time for an answer that is on its way (prefillFlight in
+// push, prefillGrace in pull, prefillTail when it has begun). What remains for the lease is an answer that
+// is slower, a P that cannot be reached, and a D that refuses the KV of a P without the key.
 //
 // # Several answers
 //

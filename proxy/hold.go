@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// hold puts a cancel of D's leg off until D has had the time to take the hand-off in it: a D that has it
-// and is told to stop lets P know, while P keeps the KV of a leg that never came until its lease ends.
+// hold puts a cancel of D's leg off until D has had the time to take the hand-off in it, if P itself cannot
+// be told to let go: a D that has it and is told to stop lets P know, while P keeps the KV of a leg that
+// never came until its lease ends.
 //
 // The leg's goroutine ends it; cancelled has a goroutine of its own that is over when the leg is.
 type hold struct {
@@ -39,7 +40,7 @@ func (h *hold) cancelled() {
 	if !h.needed {
 		return
 	}
-	limit := time.NewTimer(releaseTimeout)
+	limit := time.NewTimer(handTimeout)
 	defer limit.Stop()
 	select {
 	case <-h.over:
@@ -48,7 +49,7 @@ func (h *hold) cancelled() {
 		return
 	case <-h.written:
 	}
-	grace := time.NewTimer(releaseGrace)
+	grace := time.NewTimer(handGrace)
 	defer grace.Stop()
 	select {
 	case <-h.over:

@@ -80,7 +80,8 @@ func (r *Router) run(ctx context.Context, a *attempt, leg core.Leg) {
 }
 
 // runPrefill is P's leg. What P answers is needed to let P go, so that a cancel gives an answer that may
-// be on its way the time to arrive, and one that has begun the time to end.
+// be on its way the time to arrive, and one that has begun the time to end. In push P computes meanwhile,
+// often for long, so that a cancel there waits no longer than an answer may be on its way.
 func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Failure {
 	defer a.cut()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(prefillGrace, a.cut) })
@@ -125,7 +126,7 @@ func (r *Router) runDecode(ctx context.Context, a *attempt, t *target) *core.Fai
 	}
 	sent, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	hold := newHold(a.source == core.FromHandoff, cut)
+	hold := newHold(a.source == core.FromHandoff && !a.handoff.Releasable(), cut)
 	defer hold.end()
 	stop := context.AfterFunc(ctx, hold.cancelled)
 	defer stop()
@@ -163,14 +164,7 @@ func (r *Router) post(ctx context.Context, a *attempt, t *target, body []byte) (
 	if err != nil {
 		return nil, brokenFailure(t, core.Internal, "cannot be asked: %v", err)
 	}
-	for _, name := range r.forward {
-		if v := a.header[name]; len(v) > 0 {
-			req.Header[name] = v
-		}
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("User-Agent", "kvferry-router")
-	req.Header.Set("X-Request-Id", string(a.request))
+	req.Header = r.engineHeader(a)
 	resp, err := r.transport.RoundTrip(req)
 	switch {
 	case err == nil:

@@ -53,14 +53,25 @@ const (
 	// its way tells what P keeps, and where.
 	prefillGrace = 100 * time.Millisecond
 
+	// prefillFlight is the same in push, where P often has much left to compute when nobody waits any
+	// more: a network's round trip.
+	prefillFlight = 20 * time.Millisecond
+
 	// prefillTail is how long P may take for the rest of an answer that has begun and that nobody waits
 	// for any more.
 	prefillTail = time.Second
 
-	// releaseGrace is what D gets to read a leg and to begin with it before the leg is cancelled, so that
-	// it can tell P to let go; releaseTimeout bounds sending it at all.
-	releaseGrace   = 250 * time.Millisecond
-	releaseTimeout = 5 * time.Second
+	// handGrace is what D gets to read a leg and to begin with it before the leg is cancelled, so that
+	// it can tell P to let go; handTimeout bounds sending it at all.
+	handGrace   = 250 * time.Millisecond
+	handTimeout = 5 * time.Second
+
+	// releaseTimeout bounds telling P to let a hold go, connecting included; P answers from memory.
+	// maxReleases bounds how many are told at a time: one more is left to its lease. maxReleaseAnswer
+	// bounds the answer, which has some twenty bytes, or an error.
+	releaseTimeout   = 5 * time.Second
+	maxReleases      = 256
+	maxReleaseAnswer = 64 << 10
 
 	// maxPairs bounds how many of a request's answers are under way at a time.
 	maxPairs = 16

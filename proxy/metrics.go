@@ -21,6 +21,7 @@ type metrics struct {
 	cancels  *prometheus.CounterVec // by leg, cause
 	retries  prometheus.Counter
 	asked    *prometheus.CounterVec // coordinates by result
+	releases *prometheus.CounterVec // of P's holds, by result
 	phases   *prometheus.HistogramVec
 }
 
@@ -39,14 +40,15 @@ func newMetrics(r *Router) *metrics {
 		retries: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvferry_router_retried_legs_total", Help: "Legs of second attempts.",
 		}),
-		asked: counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
+		asked:    counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
+		releases: counter("releases_total", "Holds of prefill engines that no decode engine takes, and that the router tells them to let go: released, over (it had ended), failed, dropped (too many at a time).", "result"),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kvferry_router_phase_seconds", Help: "Phases of good requests. prefill: P's leg; decode_first_chunk: D's leg to the first piece of its stream; " +
 				"handoff: P's answer to that piece; first_chunk: client's request to that piece; total: to the end of the answer.",
 			Buckets: secondsBuckets,
 		}, []string{"phase"}),
 	}
-	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.phases, inFlight{r},
+	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.releases, m.phases, inFlight{r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -88,6 +90,8 @@ func (m *metrics) coordinates(err error) {
 	}
 	m.asked.WithLabelValues(result).Inc()
 }
+
+func (m *metrics) released(result string) { m.releases.WithLabelValues(result).Inc() }
 
 // inFlight collects gauges at the time of asking.
 type inFlight struct{ r *Router }

@@ -104,11 +104,11 @@ func (q *request) legEnded(ev core.Ended) {
 	}
 	if ev.Leg == core.Prefill && f == nil {
 		q.prefilled = true
-		ev.Handoff = a.handoff.Raw != nil
+		ev.Handoff, ev.Releasable = a.handoff.Raw != nil, a.handoff.Releasable()
 		if a.asked {
 			if err := q.handoffMode(); err != nil {
 				f = q.r.unpaired(a, err)
-				ev.Failure, ev.Handoff = f, false
+				ev.Failure = f
 			}
 		}
 	}
@@ -138,9 +138,11 @@ func (q *request) step(ev core.Event, chunk []byte) {
 		case core.CancelLeg:
 			q.attempt.cancel[act.Leg]()
 			if act.Leg == core.Prefill && q.attempt.asked && q.attempt.order == core.Together {
-				q.attempt.cut() // D's leg lets P go; the answer would tell nothing
+				time.AfterFunc(prefillFlight, q.attempt.cut)
 			}
 			q.r.metrics.cancelled(act.Leg, act.Cause)
+		case core.Release:
+			q.r.release(q.attempt)
 		case core.Commit:
 			q.out.begin(q.head())
 		case core.Forward:

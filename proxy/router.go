@@ -25,6 +25,7 @@ type Router struct {
 
 	inFlight  atomic.Int64
 	bodyBytes atomic.Int64
+	releases  atomic.Int64 // that are under way
 
 	ctx    context.Context // ends with Close; of questions that no single request owns
 	cancel context.CancelFunc

@@ -1,0 +1,89 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/kvferry/kvferry/proxy/core"
+)
+
+// How telling a prefill engine to let a hold go has ended, as metric labels.
+const (
+	releaseDone    = "released"
+	releaseOver    = "over"    // there was no such hold any more
+	releaseFailed  = "failed"  // the engine was not reached, or would not
+	releaseDropped = "dropped" // too many are being told
+)
+
+// release tells P that no D will ask for what it keeps of an attempt. Nobody waits for it, it is tried
+// once, within releaseTimeout, and at most maxReleases at a time: what is not reached by it is for the
+// lease.
+func (r *Router) release(a *attempt) {
+	t, body, request := a.targets[core.Prefill], a.handoff.ReleaseBody(), a.request
+	header := r.engineHeader(a)
+	if r.releases.Add(1) > maxReleases {
+		r.releases.Add(-1)
+		r.metrics.released(releaseDropped)
+		return
+	}
+	r.asking.Go(func() {
+		defer r.releases.Add(-1)
+		ctx, cancel := context.WithTimeout(r.ctx, releaseTimeout)
+		defer cancel()
+		released, err := r.postRelease(ctx, t, header, body)
+		switch {
+		case err != nil && r.ctx.Err() == nil:
+			r.log.Warn("a prefill engine keeps KV that nobody will ask for until its lease ends", "engine", t.name, "leg_id", string(request), "error", err)
+			fallthrough
+		case err != nil:
+			r.metrics.released(releaseFailed)
+		case released:
+			r.metrics.released(releaseDone)
+		default:
+			r.metrics.released(releaseOver)
+		}
+	})
+}
+
+func (r *Router) postRelease(ctx context.Context, t *target, header http.Header, body []byte) (released bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url.String()+"/kv/release", bytes.NewReader(body))
+	if err != nil {
+		return false, err
+	}
+	req.Header = header
+	req.Header["Idempotency-Key"] = nil // not sent: net/http tries anew if a kept connection was dead
+	resp, err := r.transport.RoundTrip(req)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	answer, err := readAll(resp.Body, maxReleaseAnswer)
+	if err != nil {
+		return false, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return false, fmt.Errorf("/kv/release answered %d: %.200s", resp.StatusCode, answer)
+	}
+	var said struct{ Released bool }
+	if err := json.Unmarshal(answer, &said); err != nil {
+		return false, fmt.Errorf("/kv/release answered what cannot be read: %w", err)
+	}
+	return said.Released, nil
+}
+
+// engineHeader is what every message about an attempt has.
+func (r *Router) engineHeader(a *attempt) http.Header {
+	h := http.Header{}
+	for _, name := range r.forward {
+		if v := a.header[name]; len(v) > 0 {
+			h[name] = v
+		}
+	}
+	h.Set("Content-Type", "application/json")
+	h.Set("User-Agent", "kvferry-router")
+	h.Set("X-Request-Id", string(a.request))
+	return h
+}
