@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,8 @@ type engine struct {
 	mode    kv.TransferMode // of the legs it takes and, unless untold, of its coordinates
 	answer  func(e *engine, w http.ResponseWriter, req *http.Request, s *seen)
 	arrived chan *seen
+	letGo   func(w http.ResponseWriter, req *http.Request) // answers /kv/release
+	told    chan string                                    // its bodies
 	mu      struct {
 		sync.Mutex
 		engineID    string
@@ -53,11 +56,12 @@ type engine struct {
 // newEngine starts a fake. The default answers are a good prefill and a good decode answer.
 func newEngine(t *testing.T, role wire.Leg, answer func(*engine, http.ResponseWriter, *http.Request, *seen)) *engine {
 	t.Helper()
-	e := &engine{t: t, role: role, mode: kv.Push, answer: answer, arrived: make(chan *seen, 1024)}
+	e := &engine{t: t, role: role, mode: kv.Push, answer: answer, arrived: make(chan *seen, 1024), told: make(chan string, 1024)}
 	e.mu.engineID = "engine-1"
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/", e.leg)
 	mux.HandleFunc("GET /kv/coordinates", e.coordinates)
+	mux.HandleFunc("POST /kv/release", e.release)
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"object":"list"}`) })
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) })
 	e.Server = httptest.NewUnstartedServer(mux)
@@ -83,6 +87,19 @@ func (e *engine) coordinates(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	_, _ = fmt.Fprintf(w, `{"engine_id":%q,"host":"127.0.0.1","port":5600,"tp_size":1,"pp_size":1,"transfer_mode":%q,"role":%q,"block_size":16}`, e.mu.engineID, e.mode, e.role)
+}
+
+func (e *engine) release(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return
+	}
+	e.told <- string(body)
+	if e.letGo != nil {
+		e.letGo(w, req)
+		return
+	}
+	_, _ = io.WriteString(w, `{"released":true}`)
 }
 
 func (e *engine) asked() int {
@@ -186,6 +203,7 @@ type rig struct {
 	*Router
 	url  string
 	logs *syncBuffer
+	ears atomic.Pointer[ear]
 }
 
 func newRig(t *testing.T, cfg Config) *rig {
@@ -196,6 +214,8 @@ func newRig(t *testing.T, cfg Config) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	g := &rig{Router: r, logs: logs}
+	g.listen()
 	s := httptest.NewUnstartedServer(nil)
 	s.Config = r.Server()
 	s.Start()
@@ -216,7 +236,8 @@ func newRig(t *testing.T, cfg Config) *rig {
 			}
 		}
 	})
-	return &rig{r, s.URL, logs}
+	g.url = s.URL
+	return g
 }
 
 func pair(t *testing.T, p, d *engine) *rig {
