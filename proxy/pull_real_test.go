@@ -70,7 +70,7 @@ func idle(t *testing.T, url string) time.Duration {
 }
 
 // TestPullClientLeaves closes the client's connection exactly between the legs, or as D begins: P lets go long
-// before its lease of ten minutes ends, because D tells it to.
+// before its lease of ten minutes ends, because the router tells it to.
 func TestPullClientLeaves(t *testing.T) {
 	for _, when := range []string{"P has answered", "D has its leg"} {
 		t.Run(when, func(t *testing.T) {
