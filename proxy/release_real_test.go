@@ -53,9 +53,6 @@ func TestRefusedHandoffIsFree(t *testing.T) {
 					<-answered
 				}
 			}
-			if _, got := fetchURL(t, p+"/metrics"); strings.Contains(got, `kvferry_connector_leases_ended_total{reason="expired"}`) {
-				t.Error("a lease has ended by itself")
-			}
 			if _, got := r.fetch(t, "/metrics"); !strings.Contains(got, `kvferry_router_releases_total{result="released"}`) {
 				t.Error("nothing was released")
 			}
