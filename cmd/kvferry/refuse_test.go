@@ -28,7 +28,12 @@ func TestDecodeRefuses(t *testing.T) {
 				eventually(t, "the decode engine works", running(d, "kvferry_engine_requests_running"))
 				d.signal(syscall.SIGTERM)
 				eventually(t, "it refuses", func() bool {
-					return post(ctx, d.ready["url"]+"/v1/completions", `{"prompt":"x","max_tokens":1}`).status == http.StatusServiceUnavailable
+					resp, err := http.Get(d.ready["url"] + "/ready")
+					if err != nil {
+						t.Fatal(err)
+					}
+					_ = resp.Body.Close()
+					return resp.StatusCode == http.StatusServiceUnavailable
 				})
 			},
 			"it is dead": func(_ *testing.T, d *process) { d.kill() },

@@ -36,7 +36,8 @@
 // transfer id, exact id, base id, each a hash lookup. A registration whose prompt or token count
 // differs is refused. A pair waits for the handshake with D, is planned by package geometry and
 // posted as one WRITE whose completion is attached. The blocks are given back at Stopped, never
-// before. A lease that ends while bytes may move waits for Stopped, too.
+// before. A lease that ends while bytes may move waits for Stopped, too. A hold that the ledger gives up
+// (StepMeta.Released) ends as by the end of its lease, except that a WRITE under way is told to end.
 //
 //	blocks come ──> waiting ──pair──> connecting ──> (queued) ──> writing ──Stopped──> reported
 //	                   │ lease            │ lease, D gone, refused            (done or failed)
