@@ -326,12 +326,14 @@ func TestReleaseFails(t *testing.T) {
 		result string
 		log    string
 	}{
-		"over":     {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"released":false}`) }, "over", ""},
-		"refused":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }, "failed", "answered 403: no"},
-		"garbage":  {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "failed", "cannot be read"},
-		"no end":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, maxReleaseAnswer+1)) }, "failed", "is larger than"},
-		"it dies":  {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "failed", "EOF"},
-		"redirect": {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/elsewhere", http.StatusTemporaryRedirect) }, "failed", "answered 307"},
+		"over":    {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"released":false}`) }, "over", ""},
+		"refused": {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }, "failed", "answered 403: no"},
+		"garbage": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "failed", "cannot be read"},
+		"no end":  {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, maxReleaseAnswer+1)) }, "failed", "is larger than"},
+		"it dies": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "failed", "EOF"},
+		"redirect": {func(w http.ResponseWriter, req *http.Request) {
+			http.Redirect(w, req, "/elsewhere", http.StatusTemporaryRedirect)
+		}, "failed", "answered 307"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, d := keepingEngine(t, kv.Pull), newEngine(t, wire.DecodeLeg, status(429, openAIError))
