@@ -11,7 +11,7 @@ import (
 )
 
 // failureIDs are the ids that docs/failures.md must answer: the inventory and the push reports of
-// field-reports.md, and the hazards of nixl-connector.md.
+// field-reports.md, and the hazards of nixl-connector.md and p2p-tier.md.
 func failureIDs() []string {
 	ids := []string{"C1", "C2", "C3", "L1", "S2", "S4", "B-001", "B-002", "B-004", "B-007", "B-008", "B-011"}
 	for n := 1; n <= 17; n++ {
@@ -22,6 +22,10 @@ func failureIDs() []string {
 	for n := 1; n <= 30; n++ {
 		ids = append(ids, fmt.Sprintf("H%d", n))
 	}
+	for n := 1; n <= 31; n++ {
+		ids = append(ids, fmt.Sprintf("P2P-H%d", n))
+	}
+	ids = append(ids, "P2P-H8b")
 	return ids
 }
 

@@ -47,8 +47,9 @@ type Config struct {
 
 	// Session holds the protocol's bounds; its Local, Store and Revocable are filled in here.
 	Session session.Config
-	// PingEvery is how often a silent connection is tried. 0: every two seconds, as stock does; below
-	// 0: never. Peers' PINGs are answered in any case.
+	// PingEvery is how often a silent connection is tried by a PING; stock does it every two seconds. 0 or
+	// less: never, so that idle sessions wake nobody: the kernel finds hosts that are gone, and who waits for
+	// something has a deadline. Peers' PINGs are answered in any case.
 	PingEvery time.Duration
 	// Silence bounds the time without progress of a transfer. 0: 30 s.
 	Silence time.Duration

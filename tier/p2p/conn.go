@@ -135,6 +135,7 @@ func (c *conn) open(ctx context.Context, network, addr string) (net.Conn, error)
 	if err != nil {
 		return nil, err
 	}
+	watch(nc)
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.mu.Lock()
 		c.mu.remote = a.AddrPort()

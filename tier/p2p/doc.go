@@ -14,8 +14,8 @@
 //
 // The loop; one that receives from the ROUTER; for each peer one that dials and sends; for each
 // admission that may take long one, several at once where the agent allows. Close ends all of them.
-// With sessions open and nothing to do, only the heartbeats of the sockets wake anybody, and those can
-// be switched off (Config.PingEvery).
+// With sessions open and nothing to do, nobody wakes: the kernel watches for hosts that are gone, and PINGs
+// are sent only if wanted (Config.PingEvery). Stock peers send theirs every two seconds, which are answered.
 //
 // # A peer's blocks
 //

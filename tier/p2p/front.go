@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvferry/kvferry/internal/zmtp"
 	"github.com/kvferry/kvferry/tier/p2p/session"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -188,14 +187,4 @@ func (p *Port) put(ev session.Event, f *Front) bool {
 	case <-f.recv.ctx.Done():
 		return false
 	}
-}
-
-func heartbeat(every time.Duration) zmtp.Heartbeat {
-	switch {
-	case every < 0:
-		return zmtp.Heartbeat{}
-	case every == 0:
-		every = defaultPingEvery
-	}
-	return zmtp.Heartbeat{Every: every, Timeout: pingTimeout, TTL: pingTTL}
 }

@@ -171,11 +171,10 @@ func TestHazardP2P_H31_RefusedFreezesNobody(t *testing.T) {
 }
 
 // With sessions open and nothing to do there is nothing to wake up for: no deadline of the protocol,
-// and without PINGs none of the sockets.
+// and no PINGs. That the kernel watches instead is TestKernelWatches; what it costs, TestIdleTicks.
 func TestHazardP2P_H25_IdleSleeps(t *testing.T) {
 	fabric := local.New(local.Config{})
-	quiet := func(c *Config) { c.PingEvery = -1 }
-	a, b := newNode(t, fabric, quiet), newNode(t, fabric, quiet)
+	a, b := newNode(t, fabric, nil), newNode(t, fabric, nil)
 	pull(a, b, "one", 0)
 	a.quiet()
 	b.quiet()

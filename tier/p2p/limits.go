@@ -27,10 +27,17 @@ const (
 	// closeTime is how long Close waits for transfers that the agent does not stop.
 	closeTime = 10 * time.Second
 
-	// Heartbeats as stock sends them (p2p-tier.md, section 2.1).
-	defaultPingEvery = 2 * time.Second
-	pingTimeout      = 10 * time.Second
-	pingTTL          = 10 * time.Second
+	// Heartbeats, where they are wanted, with stock's bounds (p2p-tier.md, section 2.1).
+	pingTimeout = 10 * time.Second
+	pingTTL     = 10 * time.Second
+
+	// A host that is gone is noticed by the kernel: after 20 s of silence, or when what was sent is not
+	// acknowledged for as long as stock waits for a PONG. The last also bounds how long a peer that stands still may
+	// leave us with a full socket.
+	keepAliveIdle  = 10 * time.Second
+	keepAliveEvery = 5 * time.Second
+	keepAliveTries = 2
+	unackedTimeout = 10 * time.Second
 
 	// defaultSilence bounds the time without progress of a transfer.
 	defaultSilence = 30 * time.Second

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +23,12 @@ import (
 	"github.com/kvferry/kvferry/tier/p2p/session"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		childNode(os.Getenv(childEnv))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	testBlockLen = 4096

@@ -33,7 +33,7 @@ type receiver struct {
 func (r *receiver) listen(ln net.Listener, hb zmtp.Heartbeat, forward func(session.Event)) (err error) {
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.forward = forward
-	r.router, err = zmtp.Listen(r.ctx, ln, zmtp.Options{
+	r.router, err = zmtp.Listen(r.ctx, watchful{ln}, zmtp.Options{
 		Heartbeat: hb,
 		OnEnd: func(p zmtp.Peer, _ string, _ error) {
 			if p.Generation != 0 {
