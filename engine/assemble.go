@@ -116,7 +116,7 @@ func assemble(cfg Config) (p *parts, err error) {
 		return nil, err
 	}
 	table, err := peer.NewTable(peer.Config{
-		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: !cfg.AnyCompat, TTL: cfg.EngineTTL,
+		Agent: ag, Self: cfg.EngineID, Hash: hash, EnforceHash: !cfg.AnyCompat, Contents: attnBackend(cfg), TTL: cfg.EngineTTL,
 		LocalFactors: string(factors(cfg).Canonical(cfg.ConnectorVersion)), NearHashes: nearHashes(cfg), Events: events,
 	})
 	if err != nil {
@@ -196,6 +196,12 @@ func nearHashes(cfg Config) map[string]string {
 	near[factors(other).Hash(cfg.ConnectorVersion)] = fmt.Sprintf(
 		"its transfer mode is %s, ours (engine %q) is %s; start both with the same --mode, or use the %s connector on both sides",
 		other.Mode, cfg.EngineID, cfg.Mode, cfg.Mode)
+	other = cfg
+	if other.Keys = model.PlainKeys; cfg.Keys == model.PlainKeys {
+		other.Keys = model.RotatedKeys
+	}
+	near[factors(other).Hash(cfg.ConnectorVersion)] = fmt.Sprintf(
+		"its cache keeps %v keys, ours (engine %q) %v ones; start both with the same --keys", other.Keys, cfg.EngineID, cfg.Keys)
 	for v := 12; v <= 14; v++ {
 		if v != cfg.ConnectorVersion {
 			near[factors(cfg).Hash(v)] = fmt.Sprintf("its NIXL connector version is %d, ours is %d; start this engine with --connector-version %d",

@@ -103,7 +103,8 @@ type Config struct {
 	VLLMVersion      string
 	ConnectorVersion int
 	// AnyCompat admits peers whose compatibility hash differs. Stock calls the opposite
-	// enforce_handshake_compat. Sizes that do not fit are refused all the same.
+	// enforce_handshake_compat. Sizes and forms of keys that do not fit are refused all the same; that both
+	// have the same weights is then the operator's word.
 	AnyCompat bool
 	// EngineTTL is after how long without use a peer is forgotten; Forever means never. Default 1 h,
 	// the stock value.

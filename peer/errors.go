@@ -25,7 +25,7 @@ const (
 	PhaseDial     Phase = "dial"          // connecting, ZMTP handshake included
 	PhaseQuery    Phase = "query"         // asking and waiting for the answer
 	PhaseReply    Phase = "reply"         // the answer's frames, outer map, clock
-	PhaseHash     Phase = "compatibility" // *HashMismatchError
+	PhaseHash     Phase = "compatibility" // *HashMismatchError, *ContentsError
 	PhaseMetadata Phase = "metadata"      // the inner map
 	PhaseIdentity Phase = "identity"      // *WrongEngineError
 	PhaseRanks    Phase = "ranks"         // *RankMismatchError
@@ -89,6 +89,14 @@ func (e *HashMismatchError) Error() string {
 	return fmt.Sprintf("compatibility hash of the peer is %.64q, ours is %s.%s Compare on both sides: vLLM version, connector version, "+
 		"model, dtype, KV heads, head size, layers, attention backend, cache dtype, hybrid cache manager, speculative decoding, "+
 		"push or pull. If they do fit, switch the check off with enforce_handshake_compat: false", e.Remote, e.Local, ours)
+}
+
+// ContentsError is a kvferry peer whose blocks have the sizes of ours and other contents. No setting
+// admits it.
+type ContentsError struct{ Local, Remote string }
+
+func (e *ContentsError) Error() string {
+	return fmt.Sprintf("the peer's KV blocks hold other contents than ours: its attention backend is %.64q, ours %q; start both with the same --keys", e.Remote, e.Local)
 }
 
 // WrongEngineError is an address at which another engine answers than the request names.

@@ -129,6 +129,9 @@ func (t *Table) ask(ctx context.Context, req *zmtp.Req, f *flight, r kv.Rank, be
 	if err != nil {
 		return fail(PhaseMetadata, err)
 	}
+	if t.cfg.Contents != "" && meta.Extension != nil && meta.AttnBackendName != t.cfg.Contents {
+		return fail(PhaseHash, &ContentsError{Local: t.cfg.Contents, Remote: meta.AttnBackendName})
+	}
 	if meta.EngineID != f.key.engine {
 		ourselves := t.cfg.Self != "" && meta.EngineID == t.cfg.Self
 		wrong := error(&WrongEngineError{Want: f.key.engine, Got: meta.EngineID, Ourselves: ourselves})

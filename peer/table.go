@@ -27,6 +27,10 @@ type Config struct {
 	// EnforceHash refuses peers with another hash (enforce_handshake_compat of stock, which has it
 	// on by default). The zero value does not.
 	EnforceHash bool
+	// Contents names what decides a block's bytes beside its sizes, as our metadata's attention backend
+	// does. A kvferry peer that names another is refused even if the hash is not enforced: sizes cannot
+	// tell, and its KV would be taken for ours. Empty: unknown.
+	Contents string
 	// LocalFactors describes what went into Hash, for people: it is quoted in a refusal.
 	LocalFactors string
 	// NearHashes are the hashes of engines that differ from ours in one setting, each with what to tell
