@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/choose"
@@ -40,6 +41,7 @@ func attnBackend(cfg Config) string { return "KVFERRY_" + strings.ToUpper(cfg.Ke
 // rankWorker is the WorkerHalf as the loop uses it.
 type rankWorker interface {
 	Submit(connector.StepMeta)
+	Stepped()
 	Outputs() <-chan connector.WorkerOutput
 	Close() error
 }
@@ -50,10 +52,18 @@ type parts struct {
 	worker   rankWorker
 	cache    *model.Cache
 	listener *peer.Listener
+	told     atomic.Pointer[worker.Worker] // of what the listener is asked
 	peerSet  *peerSet
 	tier     *tierParts // nil: there is no CPU tier
 	host     string     // by which peers reach the side channel
 	port     int
+}
+
+// asked tells the worker that our side channel was asked; before it is there, nobody waits for anything.
+func (p *parts) asked() {
+	if w := p.told.Load(); w != nil {
+		w.Asked()
+	}
 }
 
 // assemble builds everything from the memory up. When it fails, it leaves nothing behind.
@@ -106,7 +116,7 @@ func assemble(cfg Config) (p *parts, err error) {
 	if p.host == "" {
 		p.host = hostOf(ln.Addr().(*net.TCPAddr))
 	}
-	if p.listener, err = peer.NewListener(ln, peer.ListenerConfig{Events: events}); err != nil {
+	if p.listener, err = peer.NewListener(ln, peer.ListenerConfig{Events: events, Asked: p.asked}); err != nil {
 		return nil, errors.Join(err, ln.Close())
 	}
 	undo = append(undo, p.listener.Close)
@@ -130,12 +140,17 @@ func assemble(cfg Config) (p *parts, err error) {
 		return nil, err
 	}
 	// The worker owns agent and table from here on.
-	p.worker, err = worker.New(worker.Config{
+	w, err := worker.New(worker.Config{
 		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Mode: cfg.Mode,
 		Agent: ag, Peers: table, Layout: layout,
 		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
 	})
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	p.worker = w
+	p.told.Store(w)
+	return p, nil
 }
 
 // announce tells the side channel's clients about the one rank.

@@ -91,6 +91,7 @@ func (l *loop) run() {
 		case m := <-l.e.inbox:
 			l.handle(m)
 		case r := <-l.e.results:
+			l.e.parts.worker.Stepped()
 			l.stepDone(r)
 		case o, ok := <-outputs:
 			if !ok {
@@ -103,6 +104,9 @@ func (l *loop) run() {
 		case <-l.timer.C:
 			l.armed = time.Time{}
 			l.step(core.Tick{})
+		}
+		if !l.machine.Busy() {
+			l.e.parts.worker.Stepped() // nothing hangs
 		}
 		l.wakeups++
 	}

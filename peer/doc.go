@@ -33,6 +33,13 @@
 // gives its slot away and goes on without it: a crowd of dead peers costs a healthy one little
 // waiting, and each of them ends by Config.HandshakeTimeout.
 //
+// # Shares
+//
+// A handshake is accounted to the agent that asked us for an answer (Target.By), else to the host that our own work
+// needs (share.go). The two kinds have bounds of their own. When one is full, the tenant with most handshakes
+// makes room with its oldest; slots go to those who have fewest, and no tenant ever has all. So
+// whoever makes up thousands of engines delays and ends its own handshakes and nobody else's.
+//
 // # Same engine id, other address
 //
 // Handshakes with one engine id at two addresses run side by side; they take turns only for adding

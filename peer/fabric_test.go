@@ -329,7 +329,7 @@ func (t *Table) sizes() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return fmt.Sprintf("engines %d owners %d idle %d flights %d admitting %d slots %d",
-		len(t.mu.engines), len(t.mu.owners), t.mu.idle.Len(), len(t.mu.flights), len(t.mu.admitting), len(t.slots))
+		len(t.mu.engines), len(t.mu.owners), t.mu.idle.Len(), len(t.mu.flights), len(t.mu.admitting), t.mu.slots.total)
 }
 
 func (b *bed) wantSizes(t testing.TB, engines, agents int) {

@@ -24,10 +24,15 @@ type flightKey struct {
 type flight struct {
 	key    flightKey
 	target Target // of the caller who started it
+	serial uint64
+	began  time.Time
+	ctx    context.Context // ends at Close, at its own end, or by evict
+	evict  context.CancelCauseFunc
 	ended  chan struct{}
 	added  []RankPeer // admitted so far, to be removed on failure
 
 	// mu
+	who     tenant
 	waiters []waiter
 	losses  map[agent.PeerID]error // of agents not known to the table while this one adds some
 	tooMany bool                   // losses is full
@@ -42,7 +47,8 @@ type waiter struct {
 func (t *Table) fly(f *flight) {
 	defer t.running.Done()
 	started := time.Now()
-	ctx, cancel := context.WithTimeoutCause(t.ctx, t.cfg.HandshakeTimeout,
+	defer f.evict(nil)
+	ctx, cancel := context.WithTimeoutCause(f.ctx, t.cfg.HandshakeTimeout,
 		fmt.Errorf("it took longer than %v in all", t.cfg.HandshakeTimeout))
 	defer cancel()
 	addr := f.key.addr.String()
@@ -85,7 +91,7 @@ func covers(c *Connected, ranks []kv.Rank) bool {
 
 // shake does the handshake. On success it has published the peer and ended the flight.
 func (t *Table) shake(ctx context.Context, f *flight) (*Connected, []departure, []waiter, error) {
-	release, err := t.takeSlot(ctx)
+	release, err := t.takeSlot(ctx, f)
 	if err != nil {
 		return nil, nil, nil, &phaseError{phase: PhaseQueue, err: err}
 	}
@@ -108,13 +114,21 @@ func (t *Table) shake(ctx context.Context, f *flight) (*Connected, []departure, 
 
 // takeSlot waits for one of MaxParallel slots. The slot is given back by release, or after
 // slotPatience without it.
-func (t *Table) takeSlot(ctx context.Context) (release func(), err error) {
+func (t *Table) takeSlot(ctx context.Context, f *flight) (release func(), err error) {
+	t.mu.Lock()
+	w := t.mu.slots.wait(f.who)
+	t.mu.Unlock()
+	giveBack := sync.OnceFunc(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.mu.slots.done(w)
+	})
 	select {
-	case t.slots <- struct{}{}:
+	case <-w.ready:
 	case <-ctx.Done():
+		giveBack()
 		return nil, context.Cause(ctx)
 	}
-	giveBack := sync.OnceFunc(func() { <-t.slots })
 	patience := time.AfterFunc(slotPatience, giveBack)
 	return func() { patience.Stop(); giveBack() }, nil
 }
@@ -155,7 +169,10 @@ func (t *Table) retire(f *flight) []waiter {
 
 // land ends a flight and takes its waiters. Call with mu held.
 func (t *Table) land(f *flight) []waiter {
-	delete(t.mu.flights, f.key)
+	if t.mu.flights[f.key] == f {
+		delete(t.mu.flights, f.key)
+	}
+	t.mu.shares.remove(f)
 	return f.waiters
 }
 
@@ -179,7 +196,9 @@ func (f *flight) failure(err error, table context.Context, waiters int) error {
 	}
 	e := &HandshakeError{Engine: f.key.engine, Addr: f.key.addr.String(), Waiters: waiters, Err: err}
 	var at *phaseError
-	if errors.As(err, &at) {
+	if context.Cause(f.ctx) == errEvicted {
+		e.Phase, e.Err = PhaseQueue, errEvicted
+	} else if errors.As(err, &at) {
 		e.Phase, e.Rank, e.Err = at.phase, at.rank, at.err
 	}
 	return e

@@ -21,9 +21,12 @@ const (
 	// least recently used one makes room, and if all have work in flight the handshake fails.
 	DefaultMaxPeers = 4096
 
-	// maxFlights bounds handshakes in flight, mute ones included: each may hold a socket. What is
-	// beyond fails at once.
+	// maxFlights bounds handshakes in flight that our own work needs, mute ones included: each may hold a
+	// socket. Beyond it the host with most of them makes room, else what is beyond fails at once.
 	maxFlights = 1024
+	// maxAsked bounds those that peers made us begin to have an answer, in the same way for each agent. It
+	// is apart: strangers choose the names and addresses.
+	maxAsked = 256
 
 	// slotPatience is how long a handshake may hold a slot. A healthy peer answers in milliseconds;
 	// a mute one must not hold what others wait for.

@@ -43,6 +43,9 @@ type ListenerConfig struct {
 	Clock func() float64
 	// Events takes BadRequest. nil: event.Discard.
 	Events event.Sink
+	// Asked is called for every request that is answered, by whomever it is; it must not block. nil: nobody
+	// wants to know.
+	Asked func()
 }
 
 // Listener is the side channel of one engine: it answers for every rank (nixl-connector.md, section
@@ -56,6 +59,7 @@ type Listener struct {
 	router *zmtp.Router
 	clock  func() float64
 	events event.Sink
+	asked  func()
 	done   chan struct{} // closed when serve has ended
 
 	mu struct {
@@ -80,6 +84,9 @@ func NewListener(ln net.Listener, cfg ListenerConfig) (*Listener, error) {
 	}
 	if l.events == nil {
 		l.events = event.Discard
+	}
+	if l.asked = cfg.Asked; l.asked == nil {
+		l.asked = func() {}
 	}
 	l.mu.ranks = make(map[kv.Rank]served)
 	l.mu.reasons = make(map[zmtp.Peer]string)
@@ -148,6 +155,7 @@ func (l *Listener) answer(m zmtp.Message) {
 		l.end(m.Peer, err.Error())
 		return
 	}
+	l.asked()
 	if odd {
 		l.warn(BadRequest{From: fmt.Sprintf("client %q", m.Identity), Answered: true, Reason: "the request does not begin with get_meta_msg; it may be meant for something else"})
 	}

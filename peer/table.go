@@ -110,7 +110,6 @@ type Table struct {
 	ctx       context.Context // ends at Close
 	cancel    context.CancelFunc
 	running   sync.WaitGroup // flights
-	slots     chan struct{}  // one element per active handshake
 	admission chan struct{}  // cap 1; nil when the agent admits several peers at once
 
 	mu struct {
@@ -121,6 +120,9 @@ type Table struct {
 		owners    map[agent.Name]*entry // which engine a connected agent belongs to
 		idle      list.List             // entries without pins, least recently used first
 		flights   map[flightKey]*flight
+		serial    uint64 // of the last flight
+		shares    shares
+		slots     slots
 		admitting map[kv.EngineID]*flight // whose turn it is to add agents
 	}
 }
@@ -141,7 +143,7 @@ func NewTable(cfg Config) (*Table, error) {
 	}
 	t := &Table{cfg: cfg.withDefaults()}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
-	t.slots = make(chan struct{}, t.cfg.MaxParallel)
+	t.mu.shares, t.mu.slots = newShares(), newSlots(t.cfg.MaxParallel)
 	if !cfg.Agent.Capabilities().ParallelAdmission {
 		t.admission = make(chan struct{}, 1)
 	}
@@ -204,20 +206,46 @@ func (t *Table) join(key flightKey, target Target, done func(*Connected, error))
 		return refuse(err)
 	}
 	f := t.mu.flights[key]
-	switch {
-	case f == nil && len(t.mu.flights) >= maxFlights:
-		return refuse(&agent.LimitError{What: "handshakes in flight", Got: len(t.mu.flights) + 1, Limit: maxFlights})
-	case f != nil && len(f.waiters) >= maxWaiters:
+	who := target.tenant()
+	if f != nil && len(f.waiters) >= maxWaiters {
 		return refuse(&agent.LimitError{What: "requests waiting for a handshake", Got: len(f.waiters) + 1, Limit: maxWaiters})
+	}
+	if f == nil || f.who.by != "" && who.by == "" {
+		if err := t.place(who); err != nil {
+			return refuse(err)
+		}
 	}
 	target.Ranks = slices.Clone(target.Ranks)
 	if f == nil {
-		f = &flight{key: key, target: target, ended: make(chan struct{})}
+		t.mu.serial++
+		f = &flight{key: key, target: target, who: who, serial: t.mu.serial, began: time.Now(), ended: make(chan struct{})}
+		f.ctx, f.evict = context.WithCancelCause(t.ctx)
 		t.mu.flights[key] = f
+		t.mu.shares.add(f)
 		t.running.Add(1)
 		go t.fly(f)
+	} else if f.who != who && (who.by == "" || f.who.by != "" && t.mu.shares.of[who] < t.mu.shares.of[f.who]) {
+		t.mu.shares.remove(f) // whoever has more right to it
+		f.who = who
+		t.mu.shares.add(f)
 	}
 	f.waiters = append(f.waiters, waiter{target: target, done: done})
+	return nil
+}
+
+// place lets one more handshake of a tenant begin, if need be at the cost of another. Call with mu held.
+func (t *Table) place(who tenant) error {
+	s := &t.mu.shares
+	if s.taken(who) < who.places() {
+		return nil
+	}
+	f := s.victim(who, time.Now())
+	if f == nil {
+		return &agent.LimitError{What: "handshakes in flight", Got: s.taken(who) + 1, Limit: who.places()}
+	}
+	s.remove(f)
+	delete(t.mu.flights, f.key)
+	f.evict(errEvicted)
 	return nil
 }
 

@@ -17,6 +17,9 @@ type Target struct {
 	Host   string // name or literal address; an IPv6 literal with or without brackets
 	Port   int
 	TP, PP int // the peer's sizes as the request names them; 0 means 1
+	// By is the agent that made us ask, when it is a peer that wants an answer: its handshakes have a share of their
+	// own. Empty: our own work needs the engine.
+	By agent.Name
 	// Ranks is whom to ask, in order, without repetition: never more than known to exist, that is
 	// each below TP and PP. The slice is copied.
 	Ranks []kv.Rank

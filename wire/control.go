@@ -11,19 +11,23 @@ import (
 
 // ControlCapability is the capability by which a rank announces, in its kvferry extension, that it
 // understands control messages. They are sent to no other peer.
-const ControlCapability = "control1"
+const ControlCapability = "control2"
 
 // ClaimCapability is the capability by which a rank announces that it understands Claim, Claimed and
 // Failed about a claim. It comes with ControlCapability.
-const ClaimCapability = "claim1"
+const ClaimCapability = "claim2"
 
 // prefixControl begins every control message. It is no prefix of a request id that this package
 // lets through, so that neither can be taken for the other.
 const prefixControl = "KVFERRY:"
 
-// Control messages keep two kvferry ranks informed of each other: Beat, Cancel, Claim (D to P),
+// Control messages keep two kvferry ranks informed of each other: Beat, Cancel, Claim, ReadDone (D to P),
 // States, Claimed, Failed (P to D) and Ack (either way). On the wire each is "KVFERRY:" and a msgpack map whose key
 // "kind" says which.
+//
+// Agent names, engine ids and numbers are public or can be guessed, and whoever reaches an agent may say any
+// name. So every message that names a registration or claim brings the Token that its maker gave with it,
+// and every Ack the Receipt of its letter: only the two peers have seen them.
 //
 // Seq numbers the Beats, Cancels, Claims and Faileds of one sender to one receiver, from 1 upwards. A
 // message that is sent again keeps its number. States, Claimed and Ack carry the number that they
@@ -46,10 +50,14 @@ type Beat struct {
 	Registrations []RegistrationRef // what P was asked to write
 }
 
-// RegistrationRef names one registration of D.
+// Token is what only the two peers of a registration, claim or letter know: 128 bits that nobody guesses.
+type Token [16]byte
+
+// RegistrationRef names one registration or claim of D.
 type RegistrationRef struct {
 	ID         kv.RequestID // PushReg.RequestID
 	Generation kv.Generation
+	Token      Token // PushRegExtension.Token; of the claim that this is or is about
 }
 
 // RequestState is where a registration stands at P.
@@ -70,6 +78,7 @@ var requestStates = [...]RequestState{StateUnknown, StateUnmatched, StateQueued,
 // States answers a Beat, or (Seq 0) acknowledges a registration.
 type States struct {
 	Seq     uint64 // of the Beat
+	Steps   uint64 // of P's engine: while it stays the same nothing is computed; 0 when P does not tell
 	Answers []StateAnswer
 }
 
@@ -83,19 +92,20 @@ type StateAnswer struct {
 // that nothing of the registration is written any more. A Generation of 0 is of a request that D
 // never registered.
 type Cancel struct {
-	Seq        uint64
-	From       Sender
-	ID         kv.RequestID // PushReg.RequestID; D's id without a registration
-	Generation kv.Generation
-	TransferID kv.TransferID // "" when the router gave none
-	RemoteID   kv.RequestID  // the id by which the router names P's request; "" when it gave none
-	Digest     [32]byte      // of the prompt; zero when not told
-	Reason     string
+	Seq             uint64
+	Receipt         Token
+	From            Sender
+	RegistrationRef               // without a registration D's id alone
+	TransferID      kv.TransferID // "" when the router gave none
+	RemoteID        kv.RequestID  // the id by which the router names P's request; "" when it gave none
+	Digest          [32]byte      // of the prompt; zero when not told
+	Reason          string
 }
 
 // Failed says that P will not serve a registration.
 type Failed struct {
-	Seq uint64
+	Seq     uint64
+	Receipt Token
 	RegistrationRef
 	Phase  string // of P's work: "prefill", "lease", "registration", "transfer", "handshake"
 	Reason string // for people; it ends in the client's error message
@@ -103,7 +113,8 @@ type Failed struct {
 
 // Ack says that a Cancel or Failed was taken, once or again.
 type Ack struct {
-	Seq uint64
+	Seq     uint64
+	Receipt Token // of the letter
 }
 
 // Claim asks P, in pull, for the permission to read the blocks of one finished request. P gives it
@@ -127,6 +138,12 @@ type Claimed struct {
 	Grant [16]byte
 }
 
+// ReadDone comes with the end of a READ: the claim by which it was permitted is done with. P gives the
+// blocks back when every claim is.
+type ReadDone struct {
+	RegistrationRef
+}
+
 // BlocksDigest is a digest of block lists, so that two engines can compare them.
 func BlocksDigest(ids kv.BlockIDs) [32]byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(len(ids)))
@@ -139,13 +156,14 @@ func BlocksDigest(ids kv.BlockIDs) [32]byte {
 	return sha256.Sum256(b)
 }
 
-func (*Beat) notification()    {}
-func (*States) notification()  {}
-func (*Cancel) notification()  {}
-func (*Failed) notification()  {}
-func (*Ack) notification()     {}
-func (*Claim) notification()   {}
-func (*Claimed) notification() {}
+func (*Beat) notification()     {}
+func (*States) notification()   {}
+func (*Cancel) notification()   {}
+func (*Failed) notification()   {}
+func (*Ack) notification()      {}
+func (*Claim) notification()    {}
+func (*Claimed) notification()  {}
+func (*ReadDone) notification() {}
 
 // BoundReason cuts a text to what Cancel and Failed carry: at most MaxReason bytes of UTF-8.
 func BoundReason(s string) string {

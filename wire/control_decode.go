@@ -100,10 +100,10 @@ func (f *controlFields) decodeField(r *reader, key int) {
 	case keyNames:
 		f.names = entries(r, func() kv.RequestID { return kv.RequestID(r.str(MaxIDLen)) })
 	case keyRegistrations:
-		f.registrations = entries(r, func() RegistrationRef { r.exactly(2); return r.registrationRef() })
+		f.registrations = entries(r, func() RegistrationRef { r.exactly(3); return r.registrationRef() })
 	case keyAnswers:
 		f.answers = entries(r, func() StateAnswer {
-			r.exactly(3)
+			r.exactly(4)
 			return StateAnswer{r.registrationRef(), RequestState(r.str(MaxName))}
 		})
 	case keyID:
@@ -130,6 +130,12 @@ func (f *controlFields) decodeField(r *reader, key int) {
 		r.binExactly(f.blocks[:])
 	case keyGrant:
 		r.binExactly(f.grant[:])
+	case keyToken:
+		r.binExactly(f.ref.Token[:])
+	case keySteps:
+		f.steps = r.uint()
+	case keyReceipt:
+		r.binExactly(f.receipt[:])
 	}
 }
 
@@ -156,5 +162,7 @@ func (r *reader) exactly(n int) {
 }
 
 func (r *reader) registrationRef() RegistrationRef {
-	return RegistrationRef{kv.RequestID(r.str(MaxIDLen)), kv.Generation(r.uint())}
+	ref := RegistrationRef{ID: kv.RequestID(r.str(MaxIDLen)), Generation: kv.Generation(r.uint())}
+	r.binExactly(ref.Token[:])
+	return ref
 }

@@ -8,7 +8,7 @@ import (
 
 // controlKeys are all keys of control messages.
 var controlKeys = [...]string{"kind", "seq", "engine", "host", "port", "tp", "names", "registrations", "answers", "id", "generation",
-	"transfer_id", "remote_id", "digest", "phase", "reason", "lease", "tokens", "readers", "blocks", "grant"}
+	"transfer_id", "remote_id", "digest", "phase", "reason", "lease", "tokens", "readers", "blocks", "grant", "token", "receipt", "steps"}
 
 const (
 	keyKind = iota
@@ -32,6 +32,9 @@ const (
 	keyReaders
 	keyBlocks
 	keyGrant
+	keyToken
+	keyReceipt
+	keySteps
 )
 
 // controlKinds says which keys each kind has, in the order in which they are written: the first
@@ -42,12 +45,13 @@ var controlKinds = [...]struct {
 	must int
 }{
 	{"beat", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyNames, keyRegistrations}, 8},
-	{"state", []int{keyKind, keySeq, keyAnswers}, 3},
-	{"cancel", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyReason, keyTransferID, keyRemoteID, keyDigest}, 9},
-	{"failed", []int{keyKind, keySeq, keyID, keyGeneration, keyPhase, keyReason}, 6},
-	{"ack", []int{keyKind, keySeq}, 2},
-	{"claim", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyLease, keyTokens, keyReaders, keyDigest, keyBlocks}, 13},
-	{"claimed", []int{keyKind, keySeq, keyID, keyGeneration, keyGrant}, 5},
+	{"state", []int{keyKind, keySeq, keySteps, keyAnswers}, 4},
+	{"cancel", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyToken, keyReceipt, keyReason, keyTransferID, keyRemoteID, keyDigest}, 11},
+	{"failed", []int{keyKind, keySeq, keyID, keyGeneration, keyToken, keyReceipt, keyPhase, keyReason}, 8},
+	{"ack", []int{keyKind, keySeq, keyReceipt}, 3},
+	{"claim", []int{keyKind, keySeq, keyEngine, keyHost, keyPort, keyTP, keyID, keyGeneration, keyToken, keyLease, keyTokens, keyReaders, keyDigest, keyBlocks}, 14},
+	{"claimed", []int{keyKind, keySeq, keyID, keyGeneration, keyToken, keyGrant}, 6},
+	{"read", []int{keyKind, keyID, keyGeneration, keyToken}, 4},
 }
 
 // controlFields is the union of all kinds.
@@ -68,10 +72,12 @@ type controlFields struct {
 	readers       int
 	blocks        [32]byte
 	grant         [16]byte
+	receipt       Token
+	steps         uint64
 }
 
-// AppendControl appends a control message: a *Beat, *States, *Cancel, *Failed, *Ack, *Claim or
-// *Claimed, prefix included. It refuses what ParseControl would.
+// AppendControl appends a control message: a *Beat, *States, *Cancel, *Failed, *Ack, *Claim,
+// *Claimed or *ReadDone, prefix included. It refuses what ParseControl would.
 func AppendControl(dst []byte, n Notification) ([]byte, error) {
 	f := fieldsOf(n)
 	if f == nil {
@@ -92,19 +98,21 @@ func fieldsOf(n Notification) *controlFields {
 	case *Beat:
 		return &controlFields{kind: "beat", seq: n.Seq, from: n.From, names: n.Names, registrations: n.Registrations}
 	case *States:
-		return &controlFields{kind: "state", seq: n.Seq, answers: n.Answers}
+		return &controlFields{kind: "state", seq: n.Seq, steps: n.Steps, answers: n.Answers}
 	case *Cancel:
-		return &controlFields{kind: "cancel", seq: n.Seq, from: n.From, ref: RegistrationRef{n.ID, n.Generation},
+		return &controlFields{kind: "cancel", seq: n.Seq, receipt: n.Receipt, from: n.From, ref: n.RegistrationRef,
 			transfer: n.TransferID, remote: n.RemoteID, digest: n.Digest, reason: n.Reason}
 	case *Failed:
-		return &controlFields{kind: "failed", seq: n.Seq, ref: n.RegistrationRef, phase: n.Phase, reason: n.Reason}
+		return &controlFields{kind: "failed", seq: n.Seq, receipt: n.Receipt, ref: n.RegistrationRef, phase: n.Phase, reason: n.Reason}
 	case *Ack:
-		return &controlFields{kind: "ack", seq: n.Seq}
+		return &controlFields{kind: "ack", seq: n.Seq, receipt: n.Receipt}
 	case *Claim:
 		return &controlFields{kind: "claim", seq: n.Seq, from: n.From, ref: n.RegistrationRef, lease: n.Lease,
 			tokens: n.Tokens, readers: n.Readers, digest: n.Digest, blocks: n.Blocks}
 	case *Claimed:
 		return &controlFields{kind: "claimed", seq: n.Seq, ref: n.RegistrationRef, grant: n.Grant}
+	case *ReadDone:
+		return &controlFields{kind: "read", ref: n.RegistrationRef}
 	}
 	return nil
 }
@@ -114,17 +122,19 @@ func (f *controlFields) message() Notification {
 	case "beat":
 		return &Beat{f.seq, f.from, f.names, f.registrations}
 	case "state":
-		return &States{f.seq, f.answers}
+		return &States{f.seq, f.steps, f.answers}
 	case "cancel":
-		return &Cancel{f.seq, f.from, f.ref.ID, f.ref.Generation, f.transfer, f.remote, f.digest, f.reason}
+		return &Cancel{f.seq, f.receipt, f.from, f.ref, f.transfer, f.remote, f.digest, f.reason}
 	case "failed":
-		return &Failed{f.seq, f.ref, f.phase, f.reason}
+		return &Failed{f.seq, f.receipt, f.ref, f.phase, f.reason}
 	case "claim":
 		return &Claim{f.seq, f.from, f.ref, f.lease, f.tokens, f.readers, f.digest, f.blocks}
 	case "claimed":
 		return &Claimed{f.seq, f.ref, f.grant}
+	case "read":
+		return &ReadDone{f.ref}
 	}
-	return &Ack{f.seq}
+	return &Ack{f.seq, f.receipt}
 }
 
 func (f *controlFields) append(b []byte) []byte {
@@ -180,13 +190,13 @@ func (f *controlFields) appendField(b []byte, key int) []byte {
 	case keyRegistrations:
 		b = msgp.AppendArrayHeader(b, uint32(len(f.registrations)))
 		for _, r := range f.registrations {
-			b = r.append(msgp.AppendArrayHeader(b, 2))
+			b = r.append(msgp.AppendArrayHeader(b, 3))
 		}
 		return b
 	case keyAnswers:
 		b = msgp.AppendArrayHeader(b, uint32(len(f.answers)))
 		for _, a := range f.answers {
-			b = msgp.AppendString(a.append(msgp.AppendArrayHeader(b, 3)), string(a.State))
+			b = msgp.AppendString(a.append(msgp.AppendArrayHeader(b, 4)), string(a.State))
 		}
 		return b
 	case keyID:
@@ -211,10 +221,16 @@ func (f *controlFields) appendField(b []byte, key int) []byte {
 		return msgp.AppendBytes(b, f.blocks[:])
 	case keyGrant:
 		return msgp.AppendBytes(b, f.grant[:])
+	case keyToken:
+		return msgp.AppendBytes(b, f.ref.Token[:])
+	case keySteps:
+		return msgp.AppendUint64(b, f.steps)
+	case keyReceipt:
+		return msgp.AppendBytes(b, f.receipt[:])
 	}
 	return msgp.AppendString(b, f.reason)
 }
 
 func (r RegistrationRef) append(b []byte) []byte {
-	return msgp.AppendUint64(msgp.AppendString(b, string(r.ID)), uint64(r.Generation))
+	return msgp.AppendBytes(msgp.AppendUint64(msgp.AppendString(b, string(r.ID)), uint64(r.Generation)), r.Token[:])
 }

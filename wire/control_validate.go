@@ -27,7 +27,7 @@ func (f *controlFields) validate() error {
 	if f.kind == "claim" && (f.readers < 1 || f.readers > MaxReaders) {
 		return controlError("readers", ErrRange, strconv.Itoa(f.readers)+" is outside its range")
 	}
-	if f.seq == 0 && f.kind != "state" {
+	if f.seq == 0 && f.kind != "state" && f.kind != "read" {
 		return controlError("seq", ErrRange, "is 0")
 	}
 	if len(f.names) > MaxControlEntries || len(f.registrations) > MaxControlEntries || len(f.answers) > MaxControlEntries {
@@ -57,7 +57,7 @@ func (f *controlFields) validate() error {
 // validateOne checks the keys of messages about one request.
 func (f *controlFields) validateOne() error {
 	switch f.kind {
-	case "cancel", "failed", "claim", "claimed":
+	case "cancel", "failed", "claim", "claimed", "read":
 		if reason, kind := badRequestID(f.ref.ID); reason != "" {
 			return controlError("id", kind, reason)
 		}

@@ -12,8 +12,10 @@
 //	PushReg            "PUSH_REG:" msgpack map of 11 keys and more   D -> P, notification
 //	Heartbeat          "HB:" ids joined by ','                       D -> P, notification
 //	PushFail           "PUSH_FAIL:" id ':' P's TP size               P -> D, notification
-//	Beat, Cancel       "KVFERRY:" msgpack map                        D -> P, notification
-//	States, Failed     "KVFERRY:" msgpack map                        P -> D, notification
+//	Beat, Cancel,      "KVFERRY:" msgpack map                        D -> P, notification
+//	Claim, ReadDone
+//	States, Failed,    "KVFERRY:" msgpack map                        P -> D, notification
+//	Claimed
 //	Ack                "KVFERRY:" msgpack map                        either way, notification
 //	Completion         id ':' n                                      push P -> D, pull D -> P
 //	CompatFactors      SHA-256 of canonical JSON, in the payload     side channel -> worker
@@ -21,6 +23,14 @@
 //
 // Sources: nixl-connector.md sections 2.2, 2.3, 2.6, 5, 8.1. The tests compare with bytes captured
 // from stock engines (testdata).
+//
+// # What proves a peer
+//
+// Nothing does by itself: names, ids and numbers are public, and whoever reaches an agent may say them. A
+// control message counts because of what only the two peers have seen of each other: the key "token" (bin of
+// 16), which PUSH_REG has in its "kvferry" and a Claim in itself, and which comes with every reference to one of
+// them (in lists behind id and generation); and the key "receipt" (bin of 16) of Cancel and Failed, which their Ack
+// brings back. Stock messages (Heartbeat, Completion, PushFail) have no room for it.
 //
 // # What decoders promise
 //

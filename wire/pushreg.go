@@ -32,6 +32,7 @@ type PushReg struct {
 // ignore it.
 type PushRegExtension struct {
 	Grant        [16]byte      // D's permission to write the listed blocks
+	Token        Token         // what messages about this registration bring along
 	StartToken   int           // absolute position of the first token of the listed blocks
 	NumTokens    int           // tokens wanted from there on
 	PromptDigest [32]byte      // of the prompt's token ids, so that unlike prompts never pair
@@ -108,13 +109,15 @@ func (p *PushReg) appendField(b []byte, i int) []byte {
 }
 
 func (e *PushRegExtension) append(b []byte) []byte {
-	n := uint32(5)
+	n := uint32(6)
 	if e.Lease != 0 {
 		n++
 	}
 	b = msgp.AppendMapHeader(b, n)
 	b = msgp.AppendString(b, "grant")
 	b = msgp.AppendBytes(b, e.Grant[:])
+	b = msgp.AppendString(b, "token")
+	b = msgp.AppendBytes(b, e.Token[:])
 	b = msgp.AppendString(b, "start_token")
 	b = appendInt(b, e.StartToken)
 	b = msgp.AppendString(b, "num_tokens")
@@ -225,6 +228,9 @@ func (r *reader) pushRegExtension() *PushRegExtension {
 		case "generation":
 			e.Generation = kv.Generation(r.uint())
 			seen.add(4)
+		case "token":
+			r.binExactly(e.Token[:])
+			seen.add(5)
 		case "lease":
 			e.Lease = kv.Generation(r.uint())
 		default:
@@ -234,7 +240,7 @@ func (r *reader) pushRegExtension() *PushRegExtension {
 			return nil
 		}
 	}
-	r.require(seen, "kvferry.grant", "kvferry.start_token", "kvferry.num_tokens", "kvferry.prompt_digest", "kvferry.generation")
+	r.require(seen, "kvferry.grant", "kvferry.start_token", "kvferry.num_tokens", "kvferry.prompt_digest", "kvferry.generation", "kvferry.token")
 	return e
 }
 

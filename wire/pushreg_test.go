@@ -207,16 +207,18 @@ func TestPushRegOwnKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.TransferID = "xfer-1"
-	p.Extension = &PushRegExtension{Grant: [16]byte{1, 15: 2}, StartToken: 64, NumTokens: 33, PromptDigest: [32]byte{3, 31: 4}, Generation: 1 << 63}
+	p.Extension = &PushRegExtension{Grant: [16]byte{1, 15: 2}, Token: Token{5, 15: 6}, StartToken: 64, NumTokens: 33, PromptDigest: [32]byte{3, 31: 4}, Generation: 1 << 63}
 	got, err := AppendPushReg(nil, p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := bytes.Clone(plain)
 	want[len(prefixPushReg)] = 0x8d
-	want = append(want, "\xabtransfer_id\xa6xfer-1\xa7kvferry\x85\xa5grant\xc4\x10\x01"...)
+	want = append(want, "\xabtransfer_id\xa6xfer-1\xa7kvferry\x86\xa5grant\xc4\x10\x01"...)
 	want = append(want, make([]byte, 14)...)
-	want = append(want, "\x02\xabstart_token\x40\xaanum_tokens\x21\xadprompt_digest\xc4\x20\x03"...)
+	want = append(want, "\x02\xa5token\xc4\x10\x05"...)
+	want = append(want, make([]byte, 14)...)
+	want = append(want, "\x06\xabstart_token\x40\xaanum_tokens\x21\xadprompt_digest\xc4\x20\x03"...)
 	want = append(want, make([]byte, 30)...)
 	want = append(want, "\x04\xaageneration\xcf\x80\x00\x00\x00\x00\x00\x00\x00"...)
 	if !bytes.Equal(got, want) {
@@ -238,6 +240,8 @@ func TestPushRegExtensionRefusals(t *testing.T) {
 		"nil":          {"\xc0", "kvferry"},
 		"empty":        {"\x80", "kvferry.grant"},
 		"no end":       {strings.Replace(string(good), "generation", "generatiox", 1), "kvferry.generation"},
+		"no token":     {strings.Replace(string(good), "\xa5token", "\xa5tokex", 1), "kvferry.token"},
+		"short token":  {"\x81\xa5token\xc4\x02ab", "kvferry.token"},
 		"short grant":  {"\x81\xa5grant\xc4\x02ab", "kvferry.grant"},
 		"long grant":   {"\x81\xa5grant\xc4\x11" + strings.Repeat("g", 17), "kvferry.grant"},
 		"str grant":    {"\x81\xa5grant\xb0" + strings.Repeat("g", 16), "kvferry.grant"},
@@ -325,6 +329,7 @@ func TestPushRegRoundTrip(t *testing.T) {
 				Lease:      kv.Generation(rapid.Uint64().Draw(t, "lease")),
 			}
 			copy(p.Extension.Grant[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "grant"))
+			copy(p.Extension.Token[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "token"))
 			copy(p.Extension.PromptDigest[:], rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "digest"))
 		}
 		b, err := AppendPushReg(nil, p)

@@ -83,6 +83,8 @@ type rank struct {
 	worker *Worker
 }
 
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
 // options of an engine; the zero value is a TP 1 engine of both roles with default times.
 type options struct {
 	tp      int
@@ -91,9 +93,10 @@ type options struct {
 	timeout time.Duration
 	silence time.Duration
 	wrap    func(rank int, a agent.Agent) agent.Agent
-	agents  string // prefix of the agents' names; default the engine's id
-	host    string // default the same
-	old     bool   // announces PUSH_FAIL only
+	agents  string                   // prefix of the agents' names; default the engine's id
+	host    string                   // default the same
+	dial    func(dial dialer) dialer // of the side channels of others
+	old     bool                     // announces PUSH_FAIL only
 	mode    kv.TransferMode
 	both    bool          // bidirectional
 	ttl     time.Duration // how long D keeps blocks for a next turn
@@ -123,7 +126,11 @@ func (c *cluster) engine(id string, o options) *engine {
 		}
 	}
 	var err error
-	e.listener, err = peer.NewListener(c.net.listen(net.JoinHostPort(e.host, "5600")), peer.ListenerConfig{})
+	e.listener, err = peer.NewListener(c.net.listen(net.JoinHostPort(e.host, "5600")), peer.ListenerConfig{Asked: func() {
+		for _, r := range e.ranks {
+			r.worker.Asked()
+		}
+	}})
 	must(err)
 	e.half, err = scheduler.New(scheduler.Config{Engine: e.id, Host: e.host, Port: 5600, TP: o.tp, Role: o.role, Mode: o.mode,
 		BlockSize: testBlockSize, Lease: o.lease, RegistrationTimeout: o.timeout, Bidirectional: o.both, DecoderBlocksTTL: o.ttl,
@@ -147,7 +154,11 @@ func (c *cluster) engine(id string, o options) *engine {
 		must(err)
 		payload := wire.AppendHandshakePayload(nil, wire.HandshakePayload{CompatibilityHash: testHash, AgentMetadata: blob})
 		must(e.listener.Set(kv.Rank{TP: i}, 1, payload))
-		r.table, err = peer.NewTable(peer.Config{Agent: r.agent, Self: e.id, Hash: testHash, EnforceHash: true, Dial: c.net.dial, Events: e.trace})
+		dial := dialer(c.net.dial)
+		if o.dial != nil {
+			dial = o.dial(dial)
+		}
+		r.table, err = peer.NewTable(peer.Config{Agent: r.agent, Self: e.id, Hash: testHash, EnforceHash: true, Dial: dial, Events: e.trace})
 		must(err)
 		r.worker, err = New(Config{Engine: e.id, Host: e.host, Port: 5600, Rank: kv.Rank{TP: i}, TP: o.tp, Mode: o.mode, Agent: r.agent,
 			Peers: r.table, Layout: layout, Lease: o.lease, RegistrationTimeout: o.timeout, TransferSilence: o.silence, Events: e.trace})

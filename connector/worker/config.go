@@ -62,6 +62,11 @@ type Config struct {
 	// SilentBeats is after how many heartbeat intervals in which nothing is heard of a prefill engine
 	// what waits for it fails. Only of engines that answer beats. Default 3.
 	SilentBeats int
+	// QueryTimeout and HandshakeTimeout are how long one step and the whole of a handshake may take that a
+	// prefill engine must make with us before we can hear of it: until its first word it has a heartbeat more
+	// than a step, and as long as our side channel is asked, up to a heartbeat more than the whole. Defaults
+	// peer.DefaultQueryTimeout, peer.DefaultHandshakeTimeout.
+	QueryTimeout, HandshakeTimeout time.Duration
 	// QuarantineBlocks bounds the blocks in quarantine: beyond it new registrations are refused.
 	// Default a quarter of the rank's blocks.
 	QuarantineBlocks int
@@ -102,6 +107,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SilentBeats == 0 {
 		c.SilentBeats = DefaultSilentBeats
+	}
+	if c.QueryTimeout == 0 {
+		c.QueryTimeout = peer.DefaultQueryTimeout
+	}
+	if c.HandshakeTimeout == 0 {
+		c.HandshakeTimeout = peer.DefaultHandshakeTimeout
 	}
 	if c.QuarantineBlocks == 0 {
 		c.QuarantineBlocks = 1
@@ -154,6 +165,8 @@ func (c Config) validateFacts() error {
 		return fmt.Errorf("worker: TransferSilence is %v, want a positive duration", c.TransferSilence)
 	case c.SilentBeats < 2:
 		return fmt.Errorf("worker: SilentBeats is %d, want at least 2: one beat may be lost", c.SilentBeats)
+	case c.QueryTimeout < 0 || c.HandshakeTimeout < 0:
+		return fmt.Errorf("worker: QueryTimeout is %v, HandshakeTimeout %v, want positive durations", c.QueryTimeout, c.HandshakeTimeout)
 	case c.QuarantineBlocks < 1:
 		return fmt.Errorf("worker: QuarantineBlocks is %d, want at least 1", c.QuarantineBlocks)
 	}

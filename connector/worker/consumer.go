@@ -24,6 +24,7 @@ type receive struct {
 	remote *remote       // from the handshake on
 	grant  agent.GrantID // zero before it was given
 	gen    kv.Generation // of the registration, given when it is sent
+	token  wire.Token    // of the same: what P says of it brings this along
 	wireID kv.RequestID  // by which P names it
 	sentAt time.Time
 
@@ -40,6 +41,7 @@ type receive struct {
 	acked       bool      // P has it
 	ackedAt     uint64    // the last number sent to P before we knew
 	state       wire.RequestState
+	steps       uint64    // of P's engine, when it last said that it queues or computes
 	unmatchedAt time.Time // since when P has no prefill for it
 	sentAtSeq   uint64    // the last number sent to P before it said that all is written
 	progressed  time.Time // when the ledger was last told
@@ -151,7 +153,7 @@ func (m *machine) onGranted(now time.Time, in granted) {
 	}
 	m.consumer.gen++
 	r.grant, r.gen, r.sentAt = in.grant, m.consumer.gen, now
-	r.wireID = wireID(r.reg.ID, r.gen)
+	r.wireID, r.token = wireID(r.reg.ID, r.gen), m.tokens.next()
 	msg, err := wire.AppendPushReg(nil, m.pushReg(r, in.grant))
 	if err != nil {
 		m.failReceive(r, connector.PhaseRegistration, err.Error())
@@ -180,8 +182,12 @@ func (m *machine) onRegistrationFailed(in registrationFailed) {
 	m.failReceive(r, connector.PhaseRegistration, in.err.Error())
 }
 
-// registerAgain repeats a registration that P has not acknowledged. P takes its generation once.
+// registerAgain repeats a registration that P has not acknowledged. P takes its generation once. Before P's first
+// word it may be shaking hands with us, and only its silence counts.
 func (m *machine) registerAgain(r *receive, p *remote) {
+	if x := m.consumer.pulses[p.name()]; x != nil && !x.spoke {
+		r.tries = min(r.tries, maxRegistrationTries-2)
+	}
 	if r.tries >= maxRegistrationTries {
 		m.failReceive(r, connector.PhaseRegistration, fmt.Sprintf(
 			"engine %q answers, but has not acknowledged it after %d tries", r.reg.Peer.Engine, r.tries))
@@ -278,6 +284,10 @@ func (m *machine) onPushFail(from agent.PeerID, f wire.PushFail) {
 	r := m.consumer.byWireID[f.ID]
 	if r == nil || from.Name != r.remote.name() {
 		m.ignore(from.Name, "PUSH_FAIL", fmt.Sprintf("request %s is not received from this agent", f.ID))
+		return
+	}
+	if r.remote.control { // it says so with a failure, which strangers cannot forge
+		m.ignore(from.Name, "PUSH_FAIL", fmt.Sprintf("of request %s this agent would send a failure", f.ID))
 		return
 	}
 	if r.quarantined != nil {

@@ -21,9 +21,9 @@ type correspondent struct {
 	name    agent.Name
 	seq     uint64 // of the last numbered message to it
 	letters map[uint64]*letter
-	oldest  uint64       // no letter has a smaller number
-	seen    replayGuard  // of its Cancels and Faileds
-	via     agent.PeerID // by which it acknowledged a letter
+	oldest  uint64             // no letter has a smaller number
+	seen    recent[wire.Token] // receipts of its Cancels
+	via     agent.PeerID       // by which it acknowledged a letter
 }
 
 // letter is a Cancel or Failed under way. It is sent again with every heartbeat interval until it is
@@ -32,6 +32,7 @@ type letter struct {
 	to      *correspondent
 	addr    connector.PeerAddr // of its engine
 	seq     uint64
+	receipt wire.Token // that its acknowledgement brings back
 	what    string
 	msg     []byte
 	tries   int
@@ -111,10 +112,10 @@ func (m *machine) us() wire.Sender {
 // send writes a letter to a connected peer that understands control messages. The oldest letter
 // makes room when the peer acknowledges none. It returns nil for a message that cannot be written, or
 // that is sent once because there are too many correspondents.
-func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64) wire.Notification) *letter {
+func (m *machine) send(r *remote, what string, receive uint64, build func(seq uint64, receipt wire.Token) wire.Notification) *letter {
 	x := m.correspondent(r.name())
-	seq := m.letters.next(x)
-	msg, err := wire.AppendControl(nil, build(seq))
+	seq, receipt := m.letters.next(x), m.tokens.next()
+	msg, err := wire.AppendControl(nil, build(seq, receipt))
 	if err != nil {
 		m.emitUnsent(r, what, err)
 		return nil
@@ -133,7 +134,7 @@ func (m *machine) send(r *remote, what string, receive uint64, build func(seq ui
 		}
 		m.dropLetter(oldest)
 	}
-	l := &letter{to: x, addr: r.addr, seq: seq, what: what, msg: msg, receive: receive}
+	l := &letter{to: x, addr: r.addr, seq: seq, receipt: receipt, what: what, msg: msg, receive: receive}
 	l.due.Value = l
 	x.letters[seq] = l
 	m.sendLetter(l, r)
@@ -195,14 +196,21 @@ func (m *machine) forgetCorrespondent(name agent.Name) {
 	}
 }
 
-func (m *machine) onAck(from agent.PeerID, seq uint64) {
+// onAck ends a letter. An acknowledgement can end a quarantine, so that it counts only with the letter's
+// receipt, which nobody but the peer has seen.
+func (m *machine) onAck(from agent.PeerID, a *wire.Ack) {
 	x := m.letters.byName[from.Name]
-	if x == nil || x.letters[seq] == nil {
+	if x == nil || x.letters[a.Seq] == nil {
 		return // a second one
+	}
+	l := x.letters[a.Seq]
+	if !same(l.receipt, a.Receipt) {
+		m.stats.Forged++
+		m.ignore(from.Name, "acknowledgement", fmt.Sprintf("its receipt is not that of our %s %d: somebody else says this agent's name", l.what, a.Seq))
+		return
 	}
 	x.via = from
 	m.hear(from)
-	l := x.letters[seq]
 	m.dropLetter(l)
 	if c := m.lender.claims[l.claim]; c != nil && !c.ended {
 		m.endClaim(c)
@@ -214,8 +222,8 @@ func (m *machine) onAck(from agent.PeerID, seq uint64) {
 }
 
 // ack acknowledges a letter of D; its engine is where the letter says.
-func (m *machine) ack(from agent.Name, addr connector.PeerAddr, seq uint64) {
-	m.tell(addr, from, func(r *remote) { m.control(r, "acknowledgement", &wire.Ack{Seq: seq}) })
+func (m *machine) ack(from agent.Name, addr connector.PeerAddr, a wire.Ack) {
+	m.tell(addr, from, func(r *remote) { m.control(r, "acknowledgement", &a) })
 }
 
 // control sends a message that is not repeated.
@@ -236,11 +244,15 @@ func addrOfSender(s wire.Sender) connector.PeerAddr {
 // onFailed ends a receive that P will not serve. P is told that we know.
 func (m *machine) onFailed(from agent.PeerID, f *wire.Failed) {
 	if r := m.named[from.Name]; r != nil && r.control {
-		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq})
+		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq, Receipt: f.Receipt})
 	}
 	r := m.consumer.byWireID[f.ID]
 	if r == nil || r.gen != f.Generation || r.remote.name() != from.Name || r.quarantined != nil {
 		m.ignore(from.Name, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
+		return
+	}
+	if !same(r.token, f.Token) {
+		m.forged(from.Name, "failure", f.ID)
 		return
 	}
 	m.hear(from)
@@ -271,8 +283,8 @@ func (m *machine) cancelAt(r *receive, reason string, quarantine bool) {
 	if quarantine {
 		serial = r.serial
 	}
-	m.send(p, "cancel", serial, func(seq uint64) wire.Notification {
-		return &wire.Cancel{Seq: seq, From: m.us(), ID: r.wireID, Generation: r.gen, TransferID: r.reg.TransferID,
+	m.send(p, "cancel", serial, func(seq uint64, receipt wire.Token) wire.Notification {
+		return &wire.Cancel{Seq: seq, Receipt: receipt, From: m.us(), RegistrationRef: refOf(r.wireID, r.gen, r.token), TransferID: r.reg.TransferID,
 			Digest: r.reg.Digest, Reason: wire.BoundReason(reason)}
 	})
 	m.cancelSent(r.reg.ID, p.engine, reason)
@@ -286,8 +298,8 @@ func (m *machine) cancelSent(id kv.RequestID, to kv.EngineID, reason string) {
 // withdraw tells P that a request will never be registered.
 func (m *machine) withdraw(w connector.Withdrawal) {
 	m.tell(w.Peer, "", func(r *remote) {
-		m.send(r, "cancel", 0, func(seq uint64) wire.Notification {
-			return &wire.Cancel{Seq: seq, From: m.us(), ID: w.ID, TransferID: w.TransferID, RemoteID: w.Remote,
+		m.send(r, "cancel", 0, func(seq uint64, receipt wire.Token) wire.Notification {
+			return &wire.Cancel{Seq: seq, Receipt: receipt, From: m.us(), RegistrationRef: wire.RegistrationRef{ID: w.ID}, TransferID: w.TransferID, RemoteID: w.Remote,
 				Digest: w.Digest, Reason: wire.BoundReason(w.Reason)}
 		})
 		m.cancelSent(w.ID, r.engine, w.Reason)
@@ -300,9 +312,4 @@ func (m *machine) interval() time.Duration { return connector.HeartbeatInterval(
 // lettersInOrder is the letters to an agent, oldest first.
 func (x *correspondent) lettersInOrder() []*letter {
 	return slices.SortedFunc(maps.Values(x.letters), func(a, b *letter) int { return cmp.Compare(a.seq, b.seq) })
-}
-
-// refOf names a registration.
-func refOf(id kv.RequestID, gen kv.Generation) wire.RegistrationRef {
-	return wire.RegistrationRef{ID: id, Generation: gen}
 }

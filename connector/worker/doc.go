@@ -71,15 +71,16 @@
 // names P's request, and asks for the permission to read its blocks with a claim.
 //
 //	D: fetch   connecting ──> claiming ──> (queued) ──> reading ──Stopped──> reported
-//	              │              │ Claimed: a grant        │ notification `<P's id>:<n>`
+//	              │              │ Claimed: a grant        │ ReadDone
 //	P: hold ──────┴───── claim ──┴── lent ─────────────────┴──> n of n are done: revoke, reported
 //
 // P compares what D believes (lease generation, digest of the tokens, their number, the block ids)
 // with what it holds, and lends exactly the hold's blocks to D's agent alone, or says why not. D asks
 // again with every heartbeat interval, four times; P takes a claim once and answers each copy. The
-// READ carries the notification that stock engines send; n is how many requests of D take the same
-// KV (n > 1 in the client's request), so that the first does not free what the others read. A D
-// request that needs no KV sends the notification alone, one that gives a claim up cancels it.
+// READ carries a notification that ends its claim, to a stock P the stock one, `<P's id>:<n>`; n is how many
+// requests of D take the same KV (n > 1 in the client's request), so that the first does not free what the
+// others read. A D request that needs no KV sends the stock notification alone, one that gives a claim up
+// cancels it.
 //
 // A lease that ends takes the permissions back before the blocks are reported, also under a READ, which
 // then fails: D never keeps bytes of a block's next owner. An agent that cannot revoke keeps the blocks
@@ -93,11 +94,14 @@
 //
 // # Strangers
 //
-// Agent names and engine addresses are public. A message counts as P's sign of life, and its connection as
-// P's, if it names a request of ours that is under way; a registration or claim goes with the connection
-// that named it last (liveness.go, sender.go). A connection that we made is the agent's own. Where the
-// agent tells what arrives, a completion without a WRITE is ignored. What waits for a handshake to be told
-// has a share for each agent (notices.go), what waits for room a queue for each peer (line.go).
+// Agent names and engine addresses are public, ids and numbers can be guessed. A registration or claim has a
+// token, a letter a receipt (token.go), which only the two peers have seen; what comes without it is counted
+// and means nothing. A message counts as P's sign of life, and its connection as P's, if it names a request of
+// ours that is under way, token included; a registration or claim goes with the connection that named it last
+// (liveness.go, sender.go). Copies of registrations are told by their numbers for each connection by itself. A
+// connection that we made is the agent's own. Where the agent tells what arrives, a completion without a
+// WRITE is ignored. What waits for a handshake to be told has a share for each agent (notices.go), and so have
+// the handshakes (package peer); what waits for room has a queue for each peer (line.go).
 //
 // # How long things are kept
 //

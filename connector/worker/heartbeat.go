@@ -123,7 +123,7 @@ func (m *machine) sendBeats(b *beat, r *remote) {
 				continue
 			}
 		}
-		refs = append(refs, refOf(x.wireID, x.gen))
+		refs = append(refs, refOf(x.wireID, x.gen, x.token))
 	}
 	to := m.correspondent(r.name())
 	for first := true; first && len(b.ids)+len(b.receives) > 0 || len(names)+len(refs) > 0; first = false {

@@ -27,7 +27,7 @@ func busy(t testing.TB) (*machine, time.Time) {
 	m.Step(now, granted{receive: 1, grant: agent.GrantID{1}})
 	for gen, id := range []string{"w-22222222", "q-22222222"} {
 		msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: kv.RequestID(id), DecodeEngineID: "Q", DecodeHost: "q", DecodePort: 5600,
-			DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{5}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(gen + 1)}})
+			DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{5}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(gen + 1), Token: tokenOf(kv.Generation(gen + 1))}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,12 +43,13 @@ func busy(t testing.TB) (*machine, time.Time) {
 
 // messages are one of each kind that means something to the busy machine.
 func messages(t testing.TB) (out [][]byte) {
+	ours := refOf("d-11111111", 1, (&tokens{}).next()) // the first that the busy machine makes
 	us := wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}
 	for _, n := range []wire.Notification{
-		&wire.Beat{Seq: 1, From: us, Names: []kv.RequestID{"x"}, Registrations: []wire.RegistrationRef{refOf("w-22222222", 1)}},
-		&wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-11111111", 1), State: wire.StateRunning}}},
-		&wire.Cancel{Seq: 2, From: us, ID: "w-22222222", Generation: 1, TransferID: "x"},
-		&wire.Failed{Seq: 3, RegistrationRef: refOf("d-11111111", 1), Phase: "lease", Reason: "over"},
+		&wire.Beat{Seq: 1, From: us, Names: []kv.RequestID{"x"}, Registrations: []wire.RegistrationRef{testRef("w-22222222", 1)}},
+		&wire.States{Answers: []wire.StateAnswer{{RegistrationRef: ours, State: wire.StateRunning}}},
+		&wire.Cancel{Seq: 2, From: us, RegistrationRef: testRef("w-22222222", 1), TransferID: "x"},
+		&wire.Failed{Seq: 3, RegistrationRef: ours, Phase: "lease", Reason: "over"},
 		&wire.Ack{Seq: 1},
 	} {
 		b, err := wire.AppendControl(nil, n)
@@ -58,7 +59,7 @@ func messages(t testing.TB) (out [][]byte) {
 		out = append(out, b)
 	}
 	reg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: "p-22222222", DecodeEngineID: "Q", DecodeHost: "q", DecodePort: 5600,
-		DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{5}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: 3}})
+		DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{5}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: 3, Token: tokenOf(3)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func TestOrphansOfALivingD(t *testing.T) {
 	for i := range 10000 {
 		m.Step(now, from("q.0", func() []byte {
 			b, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: kv.RequestID(fmt.Sprintf("r%d-0", i)), DecodeEngineID: "Q", DecodeHost: "q",
-				DecodePort: 5600, DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{1}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(i + 1)}})
+				DecodePort: 5600, DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{1}}, Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(i + 1), Token: tokenOf(kv.Generation(i + 1))}})
 			if err != nil {
 				t.Fatal(err)
 			}

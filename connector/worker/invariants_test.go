@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,6 +27,7 @@ type world struct {
 	now time.Time
 
 	flights map[connector.PeerAddr]bool
+	by      map[connector.PeerAddr]agent.Name // whom each is for
 	pins    map[*remote]int
 	grants  map[agent.GrantID]kv.RequestID // live, by receive
 	granted map[uint64]agent.GrantID
@@ -119,10 +121,13 @@ func (w *world) step(in input) {
 func (w *world) carryOut(a action) input {
 	switch a := a.(type) {
 	case connect:
-		if w.flights[a.addr] {
+		if w.flights[a.addr] && (w.by[a.addr] == "" || a.by != "") { // once more only for our own work
 			w.t.Fatalf("two connects to %v at once", a.addr)
 		}
-		w.flights[a.addr] = true
+		if w.by == nil {
+			w.by = map[connector.PeerAddr]agent.Name{}
+		}
+		w.flights[a.addr], w.by[a.addr] = true, a.by
 	case pin:
 		w.pins[a.remote]++
 	case unpin:
@@ -386,7 +391,7 @@ func (w *world) notify(t *rapid.T) {
 			w.gens[from]++
 		}
 		p.Extension = &wire.PushRegExtension{Grant: [16]byte{1}, NumTokens: rapid.SampledFrom([]int{4, 4, 4, 3}).Draw(t, "tokens"),
-			PromptDigest: worldDigest(t), Generation: kv.Generation(w.gens[from])}
+			PromptDigest: worldDigest(t), Generation: kv.Generation(w.gens[from]), Token: tokenOf(kv.Generation(w.gens[from]))}
 	} else {
 		w.serial++
 		p.RequestID = kv.RequestID(fmt.Sprintf("%s-%08x", p.RequestID, w.serial)) // stock ids are unique
@@ -485,7 +490,7 @@ func (w *world) state(t *rapid.T) {
 	id, gen, from := w.someWire(t)
 	state := rapid.SampledFrom([]wire.RequestState{wire.StateUnknown, wire.StateUnmatched, wire.StateQueued, wire.StateRunning, wire.StateFinished,
 		wire.StateWriting, wire.StateSent}).Draw(t, "state")
-	w.say(t, from, &wire.States{Seq: uint64(rapid.IntRange(0, 9).Draw(t, "seq")), Answers: []wire.StateAnswer{{RegistrationRef: refOf(id, gen), State: state}}})
+	w.say(t, from, &wire.States{Seq: uint64(rapid.IntRange(0, 9).Draw(t, "seq")), Answers: []wire.StateAnswer{{RegistrationRef: w.m.ourRef(id, gen), State: state}}})
 }
 
 // ack confirms a cancel: its receive is not written any more.
@@ -495,18 +500,24 @@ func (w *world) ack(t *rapid.T) {
 	}
 	from := rapid.SampledFrom(slices.Sorted(maps.Keys(w.cancels))).Draw(t, "agent")
 	seq := rapid.SampledFrom(slices.Sorted(maps.Keys(w.cancels[from]))).Draw(t, "seq")
+	a := w.m.ackOf(from, seq)
+	if rapid.IntRange(0, 3).Draw(t, "forged") == 0 { // and means nothing
+		a.Receipt[0]++
+		w.say(t, from, a)
+		return
+	}
 	if id := w.cancels[from][seq]; id != "" {
 		if r := w.m.consumer.byID[id]; r == nil || r.quarantined != nil {
 			delete(w.writable, id)
 		}
 	}
-	w.say(t, from, &wire.Ack{Seq: seq})
+	w.say(t, from, a)
 }
 
 func (w *world) failed(t *rapid.T) {
 	id, gen, from := w.someWire(t)
 	w.seqs[from]++
-	w.say(t, from, &wire.Failed{Seq: w.seqs[from], RegistrationRef: refOf(id, gen),
+	w.say(t, from, &wire.Failed{Seq: w.seqs[from], RegistrationRef: w.m.ourRef(id, gen),
 		Phase: rapid.SampledFrom([]string{"prefill", "lease", "nonsense", ""}).Draw(t, "phase"), Reason: "so it is"})
 }
 
@@ -517,20 +528,21 @@ func (w *world) theirs(t *rapid.T) (agent.Name, wire.Sender, kv.RequestID, kv.Ge
 	w.seqs[from]++
 	us := wire.Sender{Engine: kv.EngineID(engine), Host: addrOf(engine).Host, Port: 5600, TP: 1}
 	if s := w.m.producer.senders[from]; s != nil && len(s.active) > 0 && rapid.IntRange(0, 3).Draw(t, "known") > 0 {
-		gen := rapid.SampledFrom(slices.Sorted(maps.Keys(s.active))).Draw(t, "generation")
-		return from, us, s.active[gen].key.id, max(gen, 1)
+		refs := slices.SortedFunc(maps.Keys(s.active), func(a, b wire.RegistrationRef) int { return cmp.Compare(a.Generation, b.Generation) })
+		ref := rapid.SampledFrom(refs).Draw(t, "registration")
+		return from, us, ref.ID, max(ref.Generation, 1)
 	}
 	return from, us, kv.RequestID(rapid.SampledFrom(worldIDs).Draw(t, "id")), kv.Generation(max(1, int(w.gens[from])-rapid.IntRange(0, 2).Draw(t, "old")))
 }
 
 func (w *world) beat(t *rapid.T) {
 	from, us, id, gen := w.theirs(t)
-	w.say(t, from, &wire.Beat{Seq: w.seqs[from], From: us, Names: []kv.RequestID{id, "x"}, Registrations: []wire.RegistrationRef{refOf(id, gen)}})
+	w.say(t, from, &wire.Beat{Seq: w.seqs[from], From: us, Names: []kv.RequestID{id, "x"}, Registrations: []wire.RegistrationRef{testRef(id, gen)}})
 }
 
 func (w *world) cancelled(t *rapid.T) {
 	from, us, id, gen := w.theirs(t)
-	c := &wire.Cancel{Seq: w.seqs[from], From: us, ID: id, Generation: gen, TransferID: worldTransfer(t), Digest: worldDigest(t), RemoteID: "a-0-11111111"}
+	c := &wire.Cancel{Seq: w.seqs[from], Receipt: tokenOf(kv.Generation(w.seqs[from])), From: us, RegistrationRef: testRef(id, gen), TransferID: worldTransfer(t), Digest: worldDigest(t), RemoteID: "a-0-11111111"}
 	if rapid.IntRange(0, 3).Draw(t, "unregistered") == 0 {
 		c.Generation = 0
 	}
@@ -742,7 +754,7 @@ func (w *world) silence() {
 			for seq, of := range w.cancels[by] {
 				if of == id {
 					delete(w.writable, id)
-					msg, _ := wire.AppendControl(nil, &wire.Ack{Seq: seq})
+					msg, _ := wire.AppendControl(nil, w.m.ackOf(by, seq))
 					w.step(notification{agent.Notification{From: agent.PeerID{Name: by, Gen: 1}, Msg: msg}})
 				}
 			}

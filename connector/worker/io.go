@@ -74,10 +74,12 @@ func (shutdown) input()           {}
 type action interface{ action() }
 
 type (
-	// connect: ask for an engine; the answer may be immediate.
+	// connect: ask for an engine, for our own work or an agent that wants to be told something; the answer
+	// may be immediate.
 	connect struct {
 		addr  connector.PeerAddr
 		ranks []kv.Rank
+		by    agent.Name
 	}
 	// pin and unpin: work with a peer's generation begins and ends.
 	pin   struct{ remote *remote }

@@ -106,7 +106,7 @@ func TestOrphanRegistrationsAreBounded(t *testing.T) {
 		for i := range 10000 {
 			msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: requestID(fmt.Sprintf("cmpl-orphan%d-0", i)), DecodeEngineID: "X",
 				DecodeHost: "x", DecodePort: 1, DecodeTPSize: 1, LocalBlockIDs: legD.wireBlocks(),
-				Extension: &wire.PushRegExtension{NumTokens: 10, Generation: kv.Generation(i + 1)}})
+				Extension: &wire.PushRegExtension{NumTokens: 10, Generation: kv.Generation(i + 1), Token: tokenOf(kv.Generation(i + 1))}})
 			if err != nil {
 				t.Fatal(err)
 			}

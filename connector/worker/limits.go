@@ -52,10 +52,6 @@ const (
 	maxNotices         = 1 << 10
 	maxNoticesPerAgent = 1 << 8
 
-	// maxFlights bounds the connects under way beyond which none is begun to tell a peer something: an
-	// evicted notice leaves its connect behind.
-	maxFlights = 1 << 11
-
 	// maxRemotes bounds the peers whose geometry is kept; peer.Table has no more by default.
 	maxRemotes = 1 << 12
 

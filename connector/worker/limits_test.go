@@ -21,7 +21,7 @@ func registrationOf(t *testing.T, id string, gen, blocks int) []byte {
 	t.Helper()
 	msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: kv.RequestID(id), DecodeEngineID: "D", DecodeHost: "d", DecodePort: 5600,
 		DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{make([]kv.BlockID, blocks)},
-		Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(gen)}})
+		Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(gen), Token: tokenOf(kv.Generation(gen))}})
 	if err != nil {
 		t.Fatal(err)
 	}

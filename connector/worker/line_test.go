@@ -56,7 +56,7 @@ func (r *lineRig) write(engine string) {
 	id := kv.RequestID(fmt.Sprintf("w%d-0", r.gen))
 	msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: id, DecodeEngineID: kv.EngineID(engine), DecodeHost: addrOf(engine).Host,
 		DecodePort: 5600, DecodeTPSize: 1, LocalBlockIDs: kv.BlockIDs{{1}},
-		Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(r.gen)}})
+		Extension: &wire.PushRegExtension{NumTokens: 4, Generation: kv.Generation(r.gen), Token: tokenOf(kv.Generation(r.gen))}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (r *lineRig) read(engine string) {
 	r.step(stepMeta{connector.StepMeta{Reads: []connector.Read{{
 		Registration: connector.Registration{ID: kv.RequestID(fmt.Sprintf("r%d-0", r.gen)), Blocks: kv.BlockIDs{{1}}, NumTokens: 4, Peer: addrOf(engine)},
 		Remote:       "p-0", RemoteBlocks: kv.BlockIDs{{1}}, Readers: 1}}}})
-	r.step(from(agentOf(engine), controlOf(r.t, &wire.Claimed{Seq: 1, RegistrationRef: refOf("p-0", r.m.fetcher.number), Grant: [16]byte{7}})))
+	r.step(from(agentOf(engine), controlOf(r.t, &wire.Claimed{Seq: 1, RegistrationRef: r.m.ourRef("p-0", r.m.fetcher.number), Grant: [16]byte{7}})))
 }
 
 // A WRITE whose lease ends in the very Step in which the agent has no room for it leaves the others

@@ -20,7 +20,10 @@ import (
 type pulse struct {
 	name     agent.Name
 	receives map[uint64]*receive // registered and not ended; those in quarantine too
+	began    time.Time
 	heard    time.Time
+	spoke    bool                  // something was heard
+	due      time.Time             // what the timer is set to
 	via      map[agent.PeerID]bool // connections under its name by which we were reached; true: its own, as a message has proved
 	outLost  bool                  // ours to it was lost
 	silence  deadline.Item[any]
@@ -29,6 +32,34 @@ type pulse struct {
 // silenceBound is how long P may be silent.
 func (m *machine) silenceBound() time.Duration {
 	return time.Duration(m.cfg.SilentBeats) * m.interval()
+}
+
+// patience is how long P may be silent: three heartbeats. Before its first word P has to shake hands with us,
+// each step of which has a deadline of its own and is no silence.
+func (m *machine) patience(p *pulse) time.Duration {
+	if p.spoke {
+		return m.silenceBound()
+	}
+	return max(m.silenceBound(), m.cfg.QueryTimeout+m.interval())
+}
+
+// wait sets the timer of a pulse.
+func (m *machine) await(p *pulse, until time.Time) {
+	p.due = until
+	m.timers.Set(&p.silence, until)
+}
+
+// shaking is until when P may be shaking hands with us: whoever asks our side channel may be P, whose next word
+// or question comes a step later at most, and ends with the handshake's own deadline.
+func (m *machine) shaking(p *pulse) time.Time {
+	if p.spoke {
+		return time.Time{}
+	}
+	until, last := m.outside.asked.Add(m.cfg.QueryTimeout+m.interval()), p.began.Add(m.cfg.HandshakeTimeout+m.interval())
+	if last.Before(until) {
+		return last
+	}
+	return until
 }
 
 // listen begins to wait for an agent's signs of life.
@@ -43,7 +74,10 @@ func (m *machine) listen(r *receive) {
 	p.receives[r.serial] = r
 	if _, runs := p.silence.At(); !runs && r.remote.control {
 		p.heard = m.now
-		m.timers.Set(&p.silence, m.now.Add(m.silenceBound()))
+		if !p.spoke {
+			p.began = m.now
+		}
+		m.await(p, m.now.Add(m.patience(p)))
 	}
 }
 
@@ -88,9 +122,9 @@ func (m *machine) hear(from agent.PeerID) {
 	if p == nil {
 		return
 	}
-	p.heard = m.now
+	p.heard, p.spoke = m.now, true
 	if _, runs := p.silence.At(); runs {
-		m.timers.Set(&p.silence, m.now.Add(m.silenceBound()))
+		m.await(p, m.now.Add(m.silenceBound()))
 	}
 	if m.added(from) {
 		return
@@ -116,10 +150,8 @@ func (m *machine) added(id agent.PeerID) bool {
 // comes late, it was we who did not run (stopped, or the machine slept), and what P said meanwhile
 // may lie unread: P gets one more beat.
 func (m *machine) pulseSilent(p *pulse) {
-	bound := m.silenceBound()
-	if late := m.now.Sub(p.heard) - bound; late >= m.interval() {
-		p.heard = m.now.Add(m.interval() - bound)
-		m.timers.Set(&p.silence, m.now.Add(m.interval()))
+	if m.now.Sub(p.due) >= m.interval() {
+		m.await(p, m.now.Add(m.interval()))
 		for _, r := range p.inOrder() {
 			if b := m.beats.byAddr[r.reg.Peer]; b != nil {
 				m.timers.Set(&b.due, m.now)
@@ -127,12 +159,20 @@ func (m *machine) pulseSilent(p *pulse) {
 		}
 		return
 	}
+	if until := m.shaking(p); until.After(m.now) {
+		m.await(p, until)
+		return
+	}
+	bound, told := m.silenceBound(), fmt.Sprintf("%d heartbeats", m.cfg.SilentBeats)
+	if !p.spoke && m.now.Sub(p.heard) > bound {
+		bound, told = m.now.Sub(p.heard), "it has not said a word since it was asked, nor shaken hands with us"
+	}
 	for _, r := range p.inOrder() {
 		if r.quarantined == nil {
 			m.stats.PeersSilent++
 			m.failReceive(r, connector.PhaseWait, fmt.Sprintf(
-				"nothing was heard of its prefill engine for %v (%d heartbeats): check that engine %q runs, is not stopped, and can reach %s",
-				bound.Round(time.Millisecond), m.cfg.SilentBeats, r.reg.Peer.Engine, m.whereWeAre()))
+				"nothing was heard of its prefill engine for %v (%s): check that engine %q runs, is not stopped, and can reach %s",
+				bound.Round(time.Millisecond), told, r.reg.Peer.Engine, m.whereWeAre()))
 		}
 	}
 	// Whoever needs the engine next shakes hands anew: it may have restarted without a word, and a
@@ -154,17 +194,22 @@ func (m *machine) onStates(from agent.PeerID, s *wire.States) {
 		if r == nil || r.gen != a.Generation || r.remote.name() != from.Name {
 			continue // it has ended since
 		}
+		if !same(r.token, a.Token) {
+			m.forged(from.Name, "state", a.ID)
+			continue
+		}
 		m.hear(from)
 		if r.quarantined != nil {
 			continue
 		}
-		m.onState(r, s.Seq, a.State)
+		m.onState(r, s, a.State)
 	}
 }
 
 // onState takes one answer. Answers may come late and in any order: what ends a receive must answer
 // a beat that was sent after what it contradicts.
-func (m *machine) onState(r *receive, seq uint64, state wire.RequestState) {
+func (m *machine) onState(r *receive, s *wire.States, state wire.RequestState) {
+	seq := s.Seq
 	if state == wire.StateUnknown {
 		if r.acked && seq > r.ackedAt {
 			m.endFailed(r, connector.PhaseWait, fmt.Sprintf(
@@ -187,7 +232,13 @@ func (m *machine) onState(r *receive, seq uint64, state wire.RequestState) {
 				"engine %q lives, but no prefill request of it arrived there within %v: check that the router sends the prefill leg to the engine that it names to the decode leg",
 				r.reg.Peer.Engine, m.cfg.Lease))
 		}
-	case wire.StateQueued, wire.StateRunning, wire.StateWriting:
+	case wire.StateQueued, wire.StateRunning:
+		// A worker answers also when its engine hangs in a step; then the count stands still, and R ends it.
+		if changed || s.Steps == 0 || s.Steps != r.steps {
+			r.steps = s.Steps
+			m.progress(r, changed)
+		}
+	case wire.StateWriting:
 		m.progress(r, changed)
 	case wire.StateFinished:
 		if changed { // an agent that never has room must not keep D for ever

@@ -16,11 +16,12 @@ import (
 type machine struct {
 	cfg Config // the facts; Agent and Peers are not used
 
-	flights map[connector.PeerAddr][]waiter // connects that were asked for and not answered
+	flights map[connector.PeerAddr]*flight // connects that were asked for and not answered
 	remotes map[kv.EngineID]*remote
 	serial  uint64                 // of receives and pushes
 	named   map[agent.Name]*remote // the same remotes
 	letters correspondence
+	tokens  tokens
 	notices notices
 
 	// irrevocable: the agent cannot revoke grants.
@@ -28,6 +29,7 @@ type machine struct {
 	// tellsArrivals: of every WRITE the agent tells the bytes that came.
 	tellsArrivals bool
 	now           time.Time // of the Step under way
+	outside       outside   // at the Step under way
 
 	consumer consumer
 	producer producer
@@ -42,6 +44,13 @@ type machine struct {
 	acts []action // of the Step under way
 }
 
+// outside is what goes on around a machine and is no input, since it wakes nobody. The driver brings it up to
+// date before a Step.
+type outside struct {
+	steps uint64    // of the engine
+	asked time.Time // when somebody last asked our side channel, as a peer does that shakes hands with us
+}
+
 // waiter is who waits for a connect.
 type waiter struct {
 	receive uint64  // or
@@ -54,7 +63,7 @@ type waiter struct {
 func newMachine(cfg Config) *machine {
 	m := &machine{
 		cfg:     cfg,
-		flights: make(map[connector.PeerAddr][]waiter),
+		flights: make(map[connector.PeerAddr]*flight),
 		remotes: make(map[kv.EngineID]*remote),
 		named:   make(map[agent.Name]*remote),
 	}
@@ -181,19 +190,49 @@ func (m *machine) refuseMeta(s connector.StepMeta) {
 	}
 }
 
-// need asks for an engine on behalf of a waiter. One connect per address is under way; whoever
-// needs the same joins it.
-func (m *machine) need(addr connector.PeerAddr, w waiter) {
-	waiting, asked := m.flights[addr]
-	m.flights[addr] = append(waiting, w)
-	if !asked {
-		m.do(connect{addr, m.ourRanks()})
+// flight is a connect under way.
+type flight struct {
+	waiters []waiter
+	by      agent.Name // that it is for; "" for our own work
+}
+
+// by is the agent that wants to be told something; "" for our own work.
+func (w waiter) by() agent.Name {
+	if w.notice != nil {
+		return w.notice.to
 	}
+	return ""
+}
+
+// need asks for an engine on behalf of a waiter. One connect per address is under way; whoever
+// needs the same joins it. What began for a peer that wants to be told something, and is needed by our own
+// work now, is asked for once more, so that the peer table knows: the second answer finds nobody waiting.
+func (m *machine) need(addr connector.PeerAddr, w waiter) {
+	f := m.flights[addr]
+	if f != nil {
+		f.waiters = append(f.waiters, w)
+		if f.by == "" || w.by() != "" {
+			return
+		}
+		f.by = ""
+	} else {
+		m.flights[addr] = &flight{[]waiter{w}, w.by()}
+	}
+	m.do(connect{addr, m.ourRanks(), w.by()})
+}
+
+// landed ends a connect and tells who waited for it.
+func (m *machine) landed(addr connector.PeerAddr) []waiter {
+	f := m.flights[addr]
+	if f == nil {
+		return nil
+	}
+	delete(m.flights, addr)
+	return f.waiters
 }
 
 func (m *machine) onConnected(now time.Time, in connected) {
-	waiting := m.flights[in.addr]
-	delete(m.flights, in.addr)
+	waiting := m.landed(in.addr)
 	before := m.remotes[in.conn.Engine]
 	r := m.remoteOf(in.addr, in.conn)
 	if before != nil && r.agent.ID.Gen != 0 && before.name() != r.name() {
@@ -216,8 +255,7 @@ func (m *machine) onConnected(now time.Time, in connected) {
 }
 
 func (m *machine) onConnectFailed(now time.Time, in connectFailed) {
-	waiting := m.flights[in.addr]
-	delete(m.flights, in.addr)
+	waiting := m.landed(in.addr)
 	for _, w := range waiting {
 		switch {
 		case w.receive != 0:
@@ -257,7 +295,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 		m.extend(msg.IDs)
 	case wire.Completion:
 		if m.cfg.Mode == kv.Pull {
-			m.onReadDone(n.From.Name, msg)
+			m.onStockReadDone(n.From.Name, msg)
 			return
 		}
 		m.onCompletion(now, n.From, msg, n.Arrival)
@@ -275,6 +313,8 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 		m.onCancel(n.From.Name, msg)
 	case *wire.Claim:
 		m.onClaim(n.From, msg)
+	case *wire.ReadDone:
+		m.onClaimRead(n.From.Name, msg)
 	case *wire.Claimed:
 		m.onClaimed(n.From.Name, msg)
 	case *wire.Failed:
@@ -284,7 +324,7 @@ func (m *machine) onNotification(now time.Time, n agent.Notification) {
 		}
 		m.onFailed(n.From, msg)
 	case *wire.Ack:
-		m.onAck(n.From, msg.Seq)
+		m.onAck(n.From, msg)
 	}
 }
 

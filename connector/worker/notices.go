@@ -105,9 +105,6 @@ func (m *machine) announce(addr connector.PeerAddr, to agent.Name, share int, f 
 	}
 	x := &notice{to: to, addr: addr, free: free, tell: f}
 	if !free {
-		if _, flying := m.flights[addr]; !flying && len(m.flights) >= maxFlights {
-			return
-		}
 		if !m.notices.room(to, share, m.evictNotice) {
 			return
 		}
@@ -116,12 +113,15 @@ func (m *machine) announce(addr connector.PeerAddr, to agent.Name, share int, f 
 	m.need(addr, waiter{notice: x})
 }
 
-// evictNotice drops a notice. Its connect goes on.
+// evictNotice drops a notice. Its connect goes on in the peer table, which bounds what it does for each
+// agent; nobody waits for it here.
 func (m *machine) evictNotice(x *notice) {
 	m.notices.remove(x)
 	x.tell = nil // its connect may just be answered
-	if waiting, flying := m.flights[x.addr]; flying {
-		m.flights[x.addr] = slices.DeleteFunc(waiting, func(w waiter) bool { return w.notice == x })
+	if f := m.flights[x.addr]; f != nil {
+		if f.waiters = slices.DeleteFunc(f.waiters, func(w waiter) bool { return w.notice == x }); len(f.waiters) == 0 {
+			delete(m.flights, x.addr)
+		}
 	}
 }
 

@@ -143,8 +143,8 @@ func (m *machine) sendFailure(r *registration, phase connector.Phase, reason str
 	m.whenConnected(decodeAddr(r.reg), r.sender.name, func(p *remote) {
 		switch {
 		case p.control:
-			m.send(p, "failure", 0, func(seq uint64) wire.Notification {
-				return &wire.Failed{Seq: seq, RegistrationRef: refOf(r.key.id, r.generation()), Phase: string(phase), Reason: wire.BoundReason(reason)}
+			m.send(p, "failure", 0, func(seq uint64, receipt wire.Token) wire.Notification {
+				return &wire.Failed{Seq: seq, Receipt: receipt, RegistrationRef: r.ref(), Phase: string(phase), Reason: wire.BoundReason(reason)}
 			})
 		case p.pushFail:
 			msg, err := wire.AppendPushFail(nil, wire.PushFail{ID: r.key.id, TP: m.cfg.TP})

@@ -39,6 +39,7 @@ type fetch struct {
 
 	remote   *remote       // from the handshake on
 	number   kv.Generation // of the claim; 0 before it was sent, and with a stock P
+	token    wire.Token    // of the same: P's answers bring it along
 	seq      uint64        // of its message
 	tries    int
 	sentAt   time.Time
@@ -46,7 +47,7 @@ type fetch struct {
 	plan     geometry.Plan
 	transfer agent.TransferID
 	result   *agent.Result
-	recalled uint64           // the number of P's message that asks for our word that we do not read
+	recalled wire.Ack         // to P's message that asks for our word that we do not read; Seq 0: none
 	told     bool             // P has nothing to do for it any more
 	late     bool             // D gives its blocks back too soon to begin
 	failed   *connector.Error // why it is given up; it ends when its transfer has stopped
@@ -128,7 +129,7 @@ func (m *machine) fetchConnected(serial uint64, p *remote) {
 		m.failFetch(f, connector.PhaseHandshake, fmt.Sprintf("engine %q does not lend its blocks; it is an older kvferry: bring both to one version", p.engine))
 	default:
 		m.fetcher.number++
-		f.number = m.fetcher.number
+		f.number, f.token = m.fetcher.number, m.tokens.next()
 		m.fetcher.byNumber[f.number] = f
 		f.seq = m.letters.next(m.correspondent(p.name()))
 		f.state = fetchClaiming
@@ -157,7 +158,7 @@ func (m *machine) sendClaim(f *fetch) {
 	w := f.want
 	f.tries++
 	m.timers.Set(&f.due, m.now.Add(m.interval()))
-	m.control(f.remote, "claim", &wire.Claim{Seq: f.seq, From: m.us(), RegistrationRef: refOf(w.Remote, f.number), Lease: w.Lease,
+	m.control(f.remote, "claim", &wire.Claim{Seq: f.seq, From: m.us(), RegistrationRef: refOf(w.Remote, f.number, f.token), Lease: w.Lease,
 		Tokens: w.NumTokens, Readers: w.Readers, Digest: w.Digest, Blocks: wire.BlocksDigest(w.RemoteBlocks)})
 	m.stats.ClaimsSent++
 }
@@ -187,6 +188,10 @@ func (m *machine) onClaimed(from agent.Name, c *wire.Claimed) {
 		m.ignore(from, "permission", fmt.Sprintf("request %s is not claimed from this agent", c.ID))
 		return
 	}
+	if !same(f.token, c.Token) {
+		m.forged(from, "permission", c.ID)
+		return
+	}
 	f.grant = c.Grant
 	m.do(reportProgress{f.want.ID})
 	m.postRead(f)
@@ -196,14 +201,14 @@ func (m *machine) onClaimed(from agent.Name, c *wire.Claimed) {
 // our word that nothing is read any more.
 func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	f := m.fetcher.byNumber[w.Generation]
-	if f == nil || f.remote.name() != from || w.ID != f.want.Remote {
+	if f == nil || f.remote.name() != from || w.ID != f.want.Remote || !same(f.token, w.Token) {
 		if r := m.named[from]; r != nil && r.control {
-			m.control(r, "acknowledgement", &wire.Ack{Seq: w.Seq})
+			m.control(r, "acknowledgement", &wire.Ack{Seq: w.Seq, Receipt: w.Receipt})
 		}
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
 		return
 	}
-	f.recalled = w.Seq
+	f.recalled = wire.Ack{Seq: w.Seq, Receipt: w.Receipt}
 	f.told = true
 	phase := failedPhase(w.Phase)
 	if w.Phase == string(connector.PhaseParams) {
@@ -232,10 +237,22 @@ func (m *machine) handRead(f *fetch) {
 		return
 	}
 	f.state = fetchPosting
-	m.do(read{f.serial, f.remote, f.plan, f.grant, m.readDone(f.want.Remote, f.want.Readers)})
+	m.do(read{f.serial, f.remote, f.plan, f.grant, m.readNotif(f)})
 }
 
-// readDone is the notification that P counts (nixl-connector.md, section 5.2): as many are to come as D
+// readNotif is the notification that comes with the end of a READ: of its claim, or a stock P's.
+func (m *machine) readNotif(f *fetch) []byte {
+	if f.number == 0 {
+		return m.readDone(f.want.Remote, f.want.Readers)
+	}
+	msg, err := wire.AppendControl(nil, &wire.ReadDone{RegistrationRef: refOf(f.want.Remote, f.number, f.token)})
+	if err != nil { // the claim could be written
+		return nil
+	}
+	return msg
+}
+
+// readDone is the notification that a stock P counts, and of a request that needs no READ (nixl-connector.md, section 5.2): as many are to come as D
 // has requests that take this KV, so that the first of several answers to one prompt does not end
 // P's hold under the others (H9).
 func (m *machine) readDone(remote kv.RequestID, readers int) []byte {
@@ -414,8 +431,8 @@ func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 	case f.remote == nil || m.named[f.remote.name()] != f.remote: // not reached, or gone
 	case f.told:
 	case f.number != 0:
-		m.send(f.remote, "cancel", 0, func(seq uint64) wire.Notification {
-			return &wire.Cancel{Seq: seq, From: m.us(), ID: f.want.Remote, Generation: f.number, Reason: wire.BoundReason(err.Reason)}
+		m.send(f.remote, "cancel", 0, func(seq uint64, receipt wire.Token) wire.Notification {
+			return &wire.Cancel{Seq: seq, Receipt: receipt, From: m.us(), RegistrationRef: refOf(f.want.Remote, f.number, f.token), Reason: wire.BoundReason(err.Reason)}
 		})
 		m.cancelSent(f.want.ID, f.remote.engine, err.Reason)
 	case f.remote.stock && f.result != nil && f.result.Outcome != agent.OutcomeDone: // it was no claim, but P may wait
@@ -433,8 +450,8 @@ func (m *machine) reportFailedRead(f *fetch, err *connector.Error) {
 
 // forgetFetch drops a read of which nothing moves.
 func (m *machine) forgetFetch(f *fetch) {
-	if f.recalled != 0 && m.named[f.remote.name()] == f.remote && !m.closing {
-		m.control(f.remote, "acknowledgement", &wire.Ack{Seq: f.recalled})
+	if f.recalled.Seq != 0 && m.named[f.remote.name()] == f.remote && !m.closing {
+		m.control(f.remote, "acknowledgement", &f.recalled)
 	}
 	if f.remote != nil {
 		m.do(unpin{f.remote})

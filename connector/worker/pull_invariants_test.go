@@ -25,6 +25,7 @@ type pullWorld struct {
 	now time.Time
 
 	flights map[connector.PeerAddr]bool
+	by      map[connector.PeerAddr]agent.Name // whom each is for
 	pins    map[*remote]int
 
 	reads     map[kv.RequestID]bool // asked for, no report yet
@@ -100,10 +101,13 @@ func (w *pullWorld) step(in input) {
 func (w *pullWorld) carryOut(a action) input {
 	switch a := a.(type) {
 	case connect:
-		if w.flights[a.addr] {
+		if w.flights[a.addr] && (w.by[a.addr] == "" || a.by != "") { // once more only for our own work
 			w.t.Fatalf("two connects to %v at once", a.addr)
 		}
-		w.flights[a.addr] = true
+		if w.by == nil {
+			w.by = map[connector.PeerAddr]agent.Name{}
+		}
+		w.flights[a.addr], w.by[a.addr] = true, a.by
 	case pin:
 		w.pins[a.remote]++
 	case unpin:
@@ -307,7 +311,7 @@ func (w *pullWorld) claim(t *rapid.T) {
 	id, engine := w.hold(t), w.engine(t)
 	b := w.blocks[id]
 	c := &wire.Claim{Seq: uint64(rapid.IntRange(1, 9).Draw(t, "seq")), From: wire.Sender{Engine: kv.EngineID(engine), Host: "h", Port: 5600, TP: 1},
-		RegistrationRef: refOf(id, kv.Generation(rapid.IntRange(1, 12).Draw(t, "number"))), Lease: kv.Generation(rapid.IntRange(0, 2).Draw(t, "lease")),
+		RegistrationRef: testRef(id, kv.Generation(rapid.IntRange(1, 12).Draw(t, "number"))), Lease: kv.Generation(rapid.IntRange(0, 2).Draw(t, "lease")),
 		Tokens: 8, Readers: rapid.IntRange(1, 3).Draw(t, "readers"), Blocks: wire.BlocksDigest(kv.BlockIDs{{b, b + 1}}), Digest: connector.Digest{1}}
 	part := rapid.IntRange(0, 3).Draw(t, "part") == 0
 	if part { // the first block of what is kept for a next turn; of any other hold, nothing
@@ -339,14 +343,18 @@ func later(a, b time.Time) time.Time {
 func agentOf(engine string) string { return map[string]string{"Q": "q.0", "R": "r.0"}[engine] }
 
 func (w *pullWorld) complete(t *rapid.T) {
+	if rapid.Bool().Draw(t, "claimed") {
+		w.say(agentOf(w.engine(t)), &wire.ReadDone{RegistrationRef: testRef(w.hold(t), kv.Generation(rapid.IntRange(1, 12).Draw(t, "number")))})
+		return
+	}
 	w.say(agentOf(w.engine(t)), wire.Completion{ID: w.hold(t), N: rapid.IntRange(1, 3).Draw(t, "n")})
 }
 
 func (w *pullWorld) giveUp(t *rapid.T) {
 	w.serial++
-	engine := w.engine(t)
-	w.say(agentOf(engine), &wire.Cancel{Seq: uint64(rapid.IntRange(1, w.serial).Draw(t, "seq")), From: wire.Sender{Engine: kv.EngineID(engine), Host: "h", Port: 5600, TP: 1},
-		ID: w.hold(t), Generation: kv.Generation(rapid.IntRange(0, 12).Draw(t, "number"))})
+	engine, seq := w.engine(t), uint64(rapid.IntRange(1, w.serial).Draw(t, "seq"))
+	w.say(agentOf(engine), &wire.Cancel{Seq: seq, Receipt: tokenOf(kv.Generation(seq)), From: wire.Sender{Engine: kv.EngineID(engine), Host: "h", Port: 5600, TP: 1},
+		RegistrationRef: testRef(w.hold(t), kv.Generation(rapid.IntRange(0, 12).Draw(t, "number")))})
 }
 
 func (w *pullWorld) number(t *rapid.T) kv.Generation {
@@ -354,11 +362,11 @@ func (w *pullWorld) number(t *rapid.T) kv.Generation {
 }
 
 func (w *pullWorld) permit(t *rapid.T) {
-	w.say(agentOf(w.engine(t)), &wire.Claimed{Seq: 1, RegistrationRef: refOf("p", w.number(t)), Grant: [16]byte{7}})
+	w.say(agentOf(w.engine(t)), &wire.Claimed{Seq: 1, RegistrationRef: w.m.ourRef("p", w.number(t)), Grant: [16]byte{7}})
 }
 
 func (w *pullWorld) refuse(t *rapid.T) {
-	w.say(agentOf(w.engine(t)), &wire.Failed{Seq: 1, RegistrationRef: refOf("p", w.number(t)), Phase: "lease"})
+	w.say(agentOf(w.engine(t)), &wire.Failed{Seq: 1, RegistrationRef: w.m.ourRef("p", w.number(t)), Phase: "lease"})
 }
 
 func (w *pullWorld) transfer(t *rapid.T) agent.TransferID {
@@ -426,7 +434,8 @@ func (w *pullWorld) check() {
 }
 
 func (w *pullWorld) ack(t *rapid.T) {
-	w.say(agentOf(w.engine(t)), &wire.Ack{Seq: uint64(rapid.IntRange(1, 30).Draw(t, "seq"))})
+	from := agentOf(w.engine(t))
+	w.say(from, w.m.ackOf(agent.Name(from), uint64(rapid.IntRange(1, 30).Draw(t, "seq"))))
 }
 
 // drain lets everything end by itself: afterwards nothing is left. What an agent that cannot revoke has

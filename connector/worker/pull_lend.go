@@ -24,15 +24,17 @@ type claim struct {
 	addr   connector.PeerAddr // of D
 	seq    uint64             // of its last message
 	grant  agent.GrantID      // zero before it is given
-	read   bool               // one of D's READs is counted against it; not necessarily its own
+	read   bool               // its READ is over
 	ended  bool               // D does not want it any more
 	recall *letter            // D is asked for its word that it does not read any more
 }
 
-// claimKey names a claim: D's agent and D's number.
+// claimKey names a claim: D's agent, D's number, and what only D and we know of it, so that nobody else can
+// speak of it.
 type claimKey struct {
 	from   agent.Name
 	number kv.Generation
+	token  wire.Token
 }
 
 // loan is what a hold lends in pull.
@@ -41,9 +43,10 @@ type claimKey struct {
 // of a READ, by the same alone, or by a cancel of a claim. Before that only its lease ends it.
 type loan struct {
 	claims  []*claim
-	readers int  // D's requests, as far as D has told
-	done    int  // of them that have ended
-	sent    bool // one of them has read
+	readers int               // D's requests, as far as D has told
+	done    int               // of them that have ended
+	sent    bool              // one of them has read
+	lost    map[claimKey]bool // claims whose connection was lost, and which may have read before; at most wire.MaxReaders
 	reason  string
 }
 
@@ -62,7 +65,7 @@ func (l *lender) init() {
 // first was.
 func (m *machine) onClaim(sender agent.PeerID, c *wire.Claim) {
 	from := sender.Name
-	if x := m.lender.byKey[claimKey{from, c.Generation}]; x != nil {
+	if x := m.lender.byKey[claimKey{from, c.Generation, c.Token}]; x != nil {
 		if x.hold.id == c.ID {
 			x.seq, x.via = c.Seq, sender
 		}
@@ -89,7 +92,7 @@ func (m *machine) onClaim(sender agent.PeerID, c *wire.Claim) {
 		return
 	}
 	m.extendLease(h)
-	x := &claim{serial: m.nextSerial(), hold: h, key: claimKey{from, c.Generation}, via: sender, addr: addrOfSender(c.From), seq: c.Seq}
+	x := &claim{serial: m.nextSerial(), hold: h, key: claimKey{from, c.Generation, c.Token}, via: sender, addr: addrOfSender(c.From), seq: c.Seq}
 	h.loan.claims = append(h.loan.claims, x)
 	h.loan.readers = max(h.loan.readers, c.Readers)
 	m.lender.claims[x.serial] = x
@@ -153,7 +156,7 @@ func (m *machine) onLent(in lent) {
 }
 
 func (m *machine) answerClaim(x *claim) {
-	c := &wire.Claimed{Seq: x.seq, RegistrationRef: refOf(x.hold.id, x.key.number), Grant: x.grant}
+	c := &wire.Claimed{Seq: x.seq, RegistrationRef: refOf(x.hold.id, x.key.number, x.key.token), Grant: x.grant}
 	m.tell(x.addr, x.key.from, func(r *remote) {
 		if !x.ended {
 			m.control(r, "permission", c)
@@ -167,21 +170,43 @@ func (m *machine) refuseClaim(from agent.Name, c *wire.Claim, phase connector.Ph
 }
 
 func (m *machine) tellClaimant(x *claim, phase connector.Phase, reason string) {
-	m.failClaim(x.addr, x.key.from, refOf(x.hold.id, x.key.number), phase, reason)
+	m.failClaim(x.addr, x.key.from, refOf(x.hold.id, x.key.number, x.key.token), phase, reason)
 }
 
 func (m *machine) failClaim(addr connector.PeerAddr, to agent.Name, ref wire.RegistrationRef, phase connector.Phase, reason string) {
 	m.tell(addr, to, func(r *remote) {
 		seq := m.letters.next(m.correspondent(r.name()))
-		m.control(r, "refusal", &wire.Failed{Seq: seq, RegistrationRef: ref, Phase: string(phase), Reason: wire.BoundReason(reason)})
+		m.control(r, "refusal", &wire.Failed{Seq: seq, Receipt: m.tokens.next(), RegistrationRef: ref, Phase: string(phase), Reason: wire.BoundReason(reason)})
 		m.stats.FailuresSent++
 	})
 }
 
-// onReadDone counts a D request that is done with a hold: its READ is over, or it needs none. The
-// notification does not say of which claim it is: one of the agent's is counted as read, and all keep
-// their permissions until the hold ends.
-func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
+// onClaimRead counts a D request that has read by its claim.
+func (m *machine) onClaimRead(from agent.Name, c *wire.ReadDone) {
+	x := m.lender.byKey[claimKey{from, c.Generation, c.Token}]
+	if h := m.producer.holds[c.ID]; x == nil && h != nil && h.loan.lost[claimKey{from, c.Generation, c.Token}] {
+		delete(h.loan.lost, claimKey{from, c.Generation, c.Token}) // it had read before its connection was lost
+		h.loan.sent = true
+		h.loan.done++
+		m.emit(event.ClaimEnded{Request: c.ID, How: "read"})
+		m.settleLoan(h)
+		return
+	}
+	if x == nil || x.hold.id != c.ID || x.ended || x.read || x.grant == (agent.GrantID{}) {
+		m.stats.AfterExpiry++
+		m.ignore(from, "completion", fmt.Sprintf("request %s is not lent by this claim", c.ID))
+		return
+	}
+	l := &x.hold.loan
+	x.read, l.sent = true, true
+	l.done++
+	m.emit(event.ClaimEnded{Request: c.ID, Peer: x.addr.Engine, How: "read"})
+	m.settleLoan(x.hold)
+}
+
+// onStockReadDone counts a D request that is done with a hold without a claim: it needs none of it, or its
+// engine is a stock one. It says nothing of claims: whoever knows the request's id can send it.
+func (m *machine) onStockReadDone(from agent.Name, c wire.Completion) {
 	h := m.producer.holds[c.ID]
 	if h == nil {
 		m.stats.AfterExpiry++
@@ -191,33 +216,18 @@ func (m *machine) onReadDone(from agent.Name, c wire.Completion) {
 	l := &h.loan
 	l.readers = max(l.readers, min(c.N, wire.MaxReaders))
 	l.done++
-	ended := event.ClaimEnded{Request: c.ID, How: "unread"}
-	if x := l.unread(from); x != nil {
-		x.read, l.sent = true, true
-		ended.Peer, ended.How = x.addr.Engine, "read"
-	}
-	m.emit(ended)
+	m.emit(event.ClaimEnded{Request: c.ID, How: "unread"})
 	m.settleLoan(h)
-}
-
-// unread is the oldest claim of an agent that no READ is counted against.
-func (l *loan) unread(from agent.Name) *claim {
-	for _, x := range l.claims {
-		if x.key.from == from && !x.ended && !x.read && x.grant != (agent.GrantID{}) {
-			return x
-		}
-	}
-	return nil
 }
 
 // onClaimCancelled ends a claim whose D does not read any more. It is acknowledged in any case.
 func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
-	m.ack(from, addrOfSender(c.From), c.Seq)
-	if !m.correspondent(from).seen.fresh(c.Seq) {
+	m.ack(from, addrOfSender(c.From), wire.Ack{Seq: c.Seq, Receipt: c.Receipt})
+	if !m.correspondent(from).seen.fresh(c.Receipt, maxLetters) {
 		return
 	}
 	m.cancelReceived(c)
-	x := m.lender.byKey[claimKey{from, c.Generation}]
+	x := m.lender.byKey[claimKey{from, c.Generation, c.Token}]
 	if x == nil || x.ended {
 		return // it was refused, or has ended with its hold
 	}
@@ -228,15 +238,12 @@ func (m *machine) onClaimCancelled(from agent.Name, c *wire.Cancel) {
 }
 
 // endClaim takes the permission back. The claim stays known until the hold ends, so that copies of its
-// messages mean nothing. A READ that was counted against it was another's.
+// messages mean nothing.
 func (m *machine) endClaim(x *claim) {
 	l := &x.hold.loan
 	x.ended = true
-	l.done++
-	if x.read {
-		if y := l.unread(x.key.from); y != nil {
-			y.read = true
-		}
+	if !x.read {
+		l.done++
 	}
 	m.revokeClaim(x, "given up")
 }
@@ -294,8 +301,8 @@ func (m *machine) recall(x *claim) {
 		if x.ended || x.recall != nil {
 			return
 		}
-		x.recall = m.send(r, "recall", 0, func(seq uint64) wire.Notification {
-			return &wire.Failed{Seq: seq, RegistrationRef: refOf(x.hold.id, x.key.number), Phase: string(x.hold.over.phase), Reason: x.hold.over.reason}
+		x.recall = m.send(r, "recall", 0, func(seq uint64, receipt wire.Token) wire.Notification {
+			return &wire.Failed{Seq: seq, Receipt: receipt, RegistrationRef: refOf(x.hold.id, x.key.number, x.key.token), Phase: string(x.hold.over.phase), Reason: x.hold.over.reason}
 		})
 		if x.recall != nil {
 			x.recall.claim = x.serial
@@ -337,6 +344,12 @@ func (m *machine) claimsLost(name agent.Name, conn kv.Generation) bool {
 	slices.SortFunc(gone, func(a, b *claim) int { return cmp.Compare(a.serial, b.serial) })
 	for _, x := range gone {
 		h := x.hold
+		if h.loan.lost == nil {
+			h.loan.lost = make(map[claimKey]bool)
+		}
+		if x.grant != (agent.GrantID{}) && !x.read && len(h.loan.lost) < wire.MaxReaders {
+			h.loan.lost[x.key] = true
+		}
 		x.ended = true
 		m.revokeClaim(x, "the "+h.reader()+" engine is gone")
 		m.forgetClaim(x)

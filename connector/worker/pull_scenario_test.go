@@ -47,12 +47,15 @@ func (s *scenario) claimMessage(t *testing.T, d *datadriven.TestData, us wire.Se
 	seq, gen := uint64(argInt(t, d, "seq", 1)), kv.Generation(argInt(t, d, "gen", 1))
 	if id, ok := arg(d, "claim"); ok {
 		us.TP = argInt(t, d, "tp", 1)
-		return &wire.Claim{Seq: seq, From: us, RegistrationRef: refOf(kv.RequestID(id), gen), Lease: kv.Generation(argInt(t, d, "lease", 0)),
+		return &wire.Claim{Seq: seq, From: us, RegistrationRef: theirRef(d, id, gen), Lease: kv.Generation(argInt(t, d, "lease", 0)),
 			Tokens: argInt(t, d, "tokens", 0), Readers: argInt(t, d, "readers", 1), Digest: connector.Digest{byte(argInt(t, d, "digest", 0))},
 			Blocks: wire.BlocksDigest(argBlocks(t, d))}
 	}
+	if id, ok := arg(d, "taken"); ok {
+		return &wire.ReadDone{RegistrationRef: theirRef(d, id, gen)}
+	}
 	if id, ok := arg(d, "claimed"); ok {
-		return &wire.Claimed{Seq: seq, RegistrationRef: refOf(kv.RequestID(id), gen), Grant: [16]byte{byte(argInt(t, d, "grant", 9))}}
+		return &wire.Claimed{Seq: seq, RegistrationRef: s.m.ourRef(kv.RequestID(id), gen), Grant: [16]byte{byte(argInt(t, d, "grant", 9))}}
 	}
 	return nil
 }
@@ -66,7 +69,7 @@ func showPull(a action) string {
 		}
 		return fmt.Sprintf("lend claim=%d to %s: blocks %s", a.claim, a.peer, strings.Join(at, " "))
 	case read:
-		return fmt.Sprintf("read fetch=%d from %s: %v <- %v grant %d notif %s", a.fetch, a.remote.name(), a.plan.Local, a.plan.Remote, a.grant[0], a.notif)
+		return fmt.Sprintf("read fetch=%d from %s: %v <- %v grant %d notif %s", a.fetch, a.remote.name(), a.plan.Local, a.plan.Remote, a.grant[0], showMsg(a.notif))
 	}
 	return ""
 }

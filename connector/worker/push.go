@@ -38,7 +38,7 @@ type push struct {
 
 	unwanted string             // why it is to end before it is done; "" if it is not
 	byD      bool               // D has said so itself, and need not be told
-	acks     []uint64           // of cancels, to send once it has stopped
+	acks     []wire.Ack         // of cancels, to send once it has stopped
 	ackAddr  connector.PeerAddr // where to
 }
 
@@ -114,7 +114,7 @@ func (m *machine) completion(u *push) []byte {
 func (m *machine) completeEmpty(u *push) {
 	h := u.hold
 	m.do(notify{u.remote.engine, u.remote.agent.ID, "completion", m.completion(u)})
-	u.reg.sender.sent.fresh(uint64(u.reg.generation()))
+	u.reg.sender.wrote(u.reg)
 	m.endPush(u)
 	m.endHold(h, "", "", "sent")
 }
@@ -263,7 +263,7 @@ func (m *machine) onStopped(s agent.Stopped) {
 	case u.result == nil:
 		m.endHold(h, connector.PhaseTransfer, "the agent gave no result", "failed")
 	case u.result.Outcome == agent.OutcomeDone:
-		u.reg.sender.sent.fresh(uint64(u.reg.generation()))
+		u.reg.sender.wrote(u.reg)
 		m.endHold(h, "", "", "sent")
 	case u.unwanted != "":
 		if !u.remote.control {
@@ -311,8 +311,8 @@ func (m *machine) endPush(u *push) {
 	}
 	u.hold.push, u.reg.push = nil, nil
 	u.reg.sender.forget(u.reg)
-	for _, seq := range u.acks {
-		m.ack(u.reg.sender.name, u.ackAddr, seq)
+	for _, a := range u.acks {
+		m.ack(u.reg.sender.name, u.ackAddr, a)
 	}
 	u.acks = nil
 }

@@ -255,7 +255,7 @@ func TestQuarantineMindsTheRightConnection(t *testing.T) {
 func TestBusySenderIsKept(t *testing.T) {
 	m, now := busy(t)
 	m.Step(now, from("q.0", func() []byte { // nothing of it waits
-		b, err := wire.AppendControl(nil, &wire.Cancel{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, ID: "q-22222222", Generation: 2})
+		b, err := wire.AppendControl(nil, &wire.Cancel{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, RegistrationRef: testRef("q-22222222", 2)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +270,7 @@ func TestBusySenderIsKept(t *testing.T) {
 	if n := len(m.producer.senders); n != maxSenders {
 		t.Errorf("%d senders are remembered", n)
 	}
-	if got := m.stateOf(m.producer.senders["q.0"], refOf("w-22222222", 1)); got != "writing" {
+	if got := m.stateOf(m.producer.senders["q.0"], testRef("w-22222222", 1)); got != "writing" {
 		t.Errorf("the WRITE under way is %q", got)
 	}
 }

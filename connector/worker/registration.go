@@ -47,6 +47,19 @@ func (r *registration) generation() kv.Generation {
 	return r.reg.Extension.Generation
 }
 
+// token is D's; zero of a stock D.
+func (r *registration) token() wire.Token {
+	if r.reg.Extension == nil {
+		return wire.Token{}
+	}
+	return r.reg.Extension.Token
+}
+
+// ref is how D and we name it.
+func (r *registration) ref() wire.RegistrationRef {
+	return refOf(r.key.id, r.generation(), r.token())
+}
+
 // lease is the generation that the hand-off parameters told D; 0 if they did not.
 func (r *registration) lease() kv.Generation {
 	if r.reg.Extension == nil {
@@ -73,7 +86,7 @@ func (m *machine) onRegistration(now time.Time, from agent.PeerID, p *wire.PushR
 	}
 	r.sender, s.via = s, from
 	if !s.fresh(r) {
-		if first := s.registration(refOf(p.RequestID, r.generation())); first != nil {
+		if first := s.registration(r.ref()); first != nil {
 			first.via, first.gone = from, false
 		}
 		m.dropRegistration(r, "duplicate")
@@ -81,7 +94,7 @@ func (m *machine) onRegistration(now time.Time, from agent.PeerID, p *wire.PushR
 		return
 	}
 	if g := r.generation(); g != 0 {
-		s.active[g] = r
+		s.active[r.ref()] = r
 	}
 	if f := m.producer.expect(r.identity); f != nil {
 		f.cancelled = "" // D wants it again

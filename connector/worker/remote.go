@@ -124,6 +124,7 @@ func (m *machine) pushReg(r *receive, g agent.GrantID) *wire.PushReg {
 	}
 	p.Extension = &wire.PushRegExtension{
 		Grant:        g,
+		Token:        r.token,
 		StartToken:   r.reg.StartToken,
 		NumTokens:    r.reg.NumTokens - r.reg.StartToken,
 		PromptDigest: r.reg.Digest,

@@ -39,7 +39,8 @@ import (
 //	meta finish=d1 … prefixes=2            D keeps it for the next turn; digests 100, 101
 //	lent claim=1 [err]          read-posted fetch=1 transfer=1 | busy | err
 //	notify from=q.0 claim=p1 gen=1 seq=4 blocks=7,8 tokens=8 digest=1 [lease=5] [readers=2]
-//	notify from=q.0 claimed=p1 gen=1 grant=9 seq=4
+//	notify from=q.0 claimed=p1 gen=1 grant=9 seq=4         notify from=q.0 taken=p1 gen=1
+//	forged, at the end of a control message: a stranger sends it, who guesses its tokens
 //	notify from=q.0 raw=text    lost agent=q.0 [inbound]    shutdown
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
@@ -274,7 +275,7 @@ func (s *scenario) notification(t *testing.T, d *datadriven.TestData) input {
 		if _, stock := arg(d, "stock"); !stock {
 			start := argInt(t, d, "start", 0)
 			p.Extension = &wire.PushRegExtension{Grant: [16]byte{9}, StartToken: start, NumTokens: argInt(t, d, "tokens", 0) - start,
-				PromptDigest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Generation: kv.Generation(argInt(t, d, "gen", 1)),
+				PromptDigest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Generation: kv.Generation(argInt(t, d, "gen", 1)), Token: theirRef(d, id, kv.Generation(argInt(t, d, "gen", 1))).Token,
 				Lease: kv.Generation(argInt(t, d, "lease", 0))}
 		}
 		n.Msg, err = wire.AppendPushReg(nil, p)
@@ -310,32 +311,54 @@ func (s *scenario) controlMessage(t *testing.T, d *datadriven.TestData, engine s
 				if err != nil {
 					d.Fatalf(t, "refs: %v", err)
 				}
-				b.Registrations = append(b.Registrations, refOf(kv.RequestID(id), kv.Generation(n)))
+				b.Registrations = append(b.Registrations, theirRef(d, id, kv.Generation(n)))
 			}
 		}
 		return b
 	}
 	if state, ok := arg(d, "state"); ok {
 		id, _ := arg(d, "id")
-		return &wire.States{Seq: seq, Answers: []wire.StateAnswer{{RegistrationRef: refOf(kv.RequestID(id), gen), State: wire.RequestState(state)}}}
+		return &wire.States{Seq: seq, Answers: []wire.StateAnswer{{RegistrationRef: s.refArg(d, id, gen), State: wire.RequestState(state)}}}
 	}
 	if id, ok := arg(d, "cancel"); ok {
 		transfer, _ := arg(d, "transfer")
 		remote, _ := arg(d, "remote")
-		return &wire.Cancel{Seq: seq, From: us, ID: kv.RequestID(id), Generation: gen, TransferID: kv.TransferID(transfer),
+		return &wire.Cancel{Seq: seq, Receipt: tokenOf(kv.Generation(seq)), From: us, RegistrationRef: theirRef(d, id, gen), TransferID: kv.TransferID(transfer),
 			RemoteID: kv.RequestID(remote), Digest: connector.Digest{byte(argInt(t, d, "digest", 0))}, Reason: "aborted"}
 	}
 	if id, ok := arg(d, "failed"); ok {
 		phase, _ := arg(d, "phase")
-		return &wire.Failed{Seq: seq, RegistrationRef: refOf(kv.RequestID(id), gen), Phase: phase, Reason: "so it is"}
+		return &wire.Failed{Seq: seq, Receipt: tokenOf(kv.Generation(seq)), RegistrationRef: s.refArg(d, id, gen), Phase: phase, Reason: "so it is"}
 	}
 	if c := s.claimMessage(t, d, us); c != nil {
 		return c
 	}
 	if _, ok := arg(d, "ack"); ok {
-		return &wire.Ack{Seq: uint64(argInt(t, d, "ack", 0))}
+		from, _ := arg(d, "from")
+		a := s.m.ackOf(agent.Name(from), uint64(argInt(t, d, "ack", 0)))
+		if _, forged := arg(d, "forged"); forged {
+			a.Receipt[0]++
+		}
+		return a
 	}
 	return nil
+}
+
+// refArg is what P names: a registration or claim of ours.
+func (s *scenario) refArg(d *datadriven.TestData, id string, gen kv.Generation) wire.RegistrationRef {
+	return forge(d, s.m.ourRef(kv.RequestID(id), gen))
+}
+
+// theirRef is what D names: its own registration.
+func theirRef(d *datadriven.TestData, id string, gen kv.Generation) wire.RegistrationRef {
+	return forge(d, testRef(kv.RequestID(id), gen))
+}
+
+func forge(d *datadriven.TestData, ref wire.RegistrationRef) wire.RegistrationRef {
+	if _, forged := arg(d, "forged"); forged {
+		ref.Token[0]++
+	}
+	return ref
 }
 
 // show prints an action.
@@ -406,9 +429,17 @@ func showMsg(b []byte) string {
 	}
 	switch n := n.(type) {
 	case *wire.Beat:
-		return fmt.Sprintf("BEAT %d of %s: %v registrations %v", n.Seq, n.From.Engine, n.Names, n.Registrations)
+		refs := []string{}
+		for _, r := range n.Registrations {
+			refs = append(refs, fmt.Sprintf("{%s %d}", r.ID, r.Generation))
+		}
+		return fmt.Sprintf("BEAT %d of %s: %v registrations %v", n.Seq, n.From.Engine, n.Names, refs)
 	case *wire.States:
-		return fmt.Sprintf("STATES for %d: %v", n.Seq, n.Answers)
+		answers := []string{}
+		for _, a := range n.Answers {
+			answers = append(answers, fmt.Sprintf("{{%s %d} %s}", a.ID, a.Generation, a.State))
+		}
+		return fmt.Sprintf("STATES for %d: %v", n.Seq, answers)
 	case *wire.Cancel:
 		return fmt.Sprintf("CANCEL %d %s generation %d transfer=%q remote=%q: %s", n.Seq, n.ID, n.Generation, n.TransferID, n.RemoteID, n.Reason)
 	case *wire.Failed:
@@ -417,6 +448,8 @@ func showMsg(b []byte) string {
 		return fmt.Sprintf("ACK %d", n.Seq)
 	case *wire.Claim:
 		return fmt.Sprintf("CLAIM %d %s number %d of %s: lease %d, %d tokens, prompt %d, readers %d", n.Seq, n.ID, n.Generation, n.From.Engine, n.Lease, n.Tokens, n.Digest[0], n.Readers)
+	case *wire.ReadDone:
+		return fmt.Sprintf("READ %s number %d", n.ID, n.Generation)
 	case *wire.Claimed:
 		return fmt.Sprintf("CLAIMED for %d: %s number %d grant %d", n.Seq, n.ID, n.Generation, n.Grant[0])
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
-	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // sender is one D agent: its waiting registrations and those that it has sent before.
@@ -17,13 +17,14 @@ type sender struct {
 	gone    bool
 	via     agent.PeerID // the connection by which it registered last
 
-	active map[kv.Generation]*registration // that have not ended: waiting or paired
-	sent   replayGuard                     // generations that were written whole
+	active map[wire.RegistrationRef]*registration // that have not ended: waiting or paired
+	void   recent[wire.Token]                     // of registrations that were cancelled: one that comes later is a copy
+	sent   recent[wire.Token]                     // of registrations that were written whole
 
-	replay replayGuard         // by generation
-	stock  map[uint64]struct{} // hashes of ids without generation, the last stockMemory of them
-	recent []uint64            // a ring of the same
-	next   int
+	// By generation, for each connection under its name: a stranger who says the name spoils the numbers of
+	// his own connection. One that D makes anew may repeat what was lost with the last.
+	replays map[agent.PeerID]*replayGuard
+	stock   recent[uint64] // hashes of ids without generation
 }
 
 // stockSeed makes the hashes of stock ids unguessable.
@@ -34,24 +35,41 @@ var stockSeed = maphash.MakeSeed()
 // as it adds its random suffix.
 func (s *sender) fresh(r *registration) bool {
 	if g := r.generation(); g != 0 {
-		return s.replay.fresh(uint64(g))
+		first := s.guard(r.via).fresh(uint64(g))
+		return first && s.registration(r.ref()) == nil && !s.sent.has(r.token()) && !s.void.has(r.token())
 	}
-	h := maphash.String(stockSeed, string(r.key.id))
-	if _, seen := s.stock[h]; seen {
-		return false
+	return s.stock.fresh(maphash.String(stockSeed, string(r.key.id)), stockMemory)
+}
+
+// guard is the numbers that came by a connection. Beyond the bound another that nothing is waited for by
+// makes room.
+func (s *sender) guard(via agent.PeerID) *replayGuard {
+	if g := s.replays[via]; g != nil {
+		return g
 	}
-	if s.stock == nil {
-		s.stock = make(map[uint64]struct{})
+	if s.replays == nil {
+		s.replays = make(map[agent.PeerID]*replayGuard)
 	}
-	s.stock[h] = struct{}{}
-	if len(s.recent) < stockMemory {
-		s.recent = append(s.recent, h)
-		return true
+	if len(s.replays) >= maxConnections {
+		delete(s.replays, s.unused())
 	}
-	delete(s.stock, s.recent[s.next])
-	s.recent[s.next] = h
-	s.next = (s.next + 1) % stockMemory
-	return true
+	g := new(replayGuard)
+	s.replays[via] = g
+	return g
+}
+
+// unused is the newest connection by which no live registration came, else the newest.
+func (s *sender) unused() (out agent.PeerID) {
+	used := make(map[agent.PeerID]bool)
+	for _, r := range s.active {
+		used[r.via] = true
+	}
+	for via := range s.replays {
+		if out == (agent.PeerID{}) || used[out] && !used[via] || used[out] == used[via] && via.Gen > out.Gen {
+			out = via
+		}
+	}
+	return out
 }
 
 // senderOf finds or makes the entry of a D agent; nil when there are too many, all of which wait.
@@ -70,7 +88,7 @@ func (p *producer) senderOf(name agent.Name) *sender {
 			return nil
 		}
 	}
-	s := &sender{name: name, active: make(map[kv.Generation]*registration)}
+	s := &sender{name: name, active: make(map[wire.RegistrationRef]*registration)}
 	p.senders[name] = s
 	return s
 }
@@ -144,8 +162,15 @@ func (m *machine) registrationsLost(now time.Time, via agent.PeerID, reason stri
 
 // forget drops a registration that has ended.
 func (s *sender) forget(r *registration) {
-	if s.active[r.generation()] == r {
-		delete(s.active, r.generation())
+	if s.active[r.ref()] == r {
+		delete(s.active, r.ref())
+	}
+}
+
+// wrote remembers a registration whose KV was written whole.
+func (s *sender) wrote(r *registration) {
+	if r.generation() != 0 {
+		s.sent.fresh(r.token(), replayWindow)
 	}
 }
 
@@ -172,9 +197,4 @@ func (w *replayGuard) fresh(g uint64) bool {
 	}
 	w.seen[g%replayWindow/64] |= 1 << (g % 64)
 	return true
-}
-
-// has reports whether g was remembered, as far back as the window goes.
-func (w *replayGuard) has(g uint64) bool {
-	return g != 0 && g <= w.newest && w.newest-g < replayWindow && w.seen[g%replayWindow/64]&(1<<(g%64)) != 0
 }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"container/list"
+	"slices"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
@@ -92,7 +93,7 @@ func (m *machine) onBeat(from agent.PeerID, b *wire.Beat) {
 		}
 	}
 	m.tell(addrOfSender(b.From), from.Name, func(r *remote) {
-		m.control(r, "state", &wire.States{Seq: b.Seq, Answers: answers})
+		m.control(r, "state", &wire.States{Seq: b.Seq, Steps: m.outside.steps, Answers: answers})
 		m.stats.StatesSent++
 	})
 }
@@ -112,13 +113,13 @@ func (m *machine) acknowledge(r *registration) {
 	if r.generation() == 0 {
 		return
 	}
-	s, ref := r.sender, refOf(r.key.id, r.generation())
+	s, ref := r.sender, r.ref()
 	m.tell(decodeAddr(r.reg), s.name, func(p *remote) {
 		state := m.stateOf(s, ref)
 		if state == wire.StateUnknown {
 			return // it has ended, which is told in another way
 		}
-		m.control(p, "state", &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: ref, State: state}}})
+		m.control(p, "state", &wire.States{Steps: m.outside.steps, Answers: []wire.StateAnswer{{RegistrationRef: ref, State: state}}})
 		m.stats.StatesSent++
 	})
 }
@@ -128,16 +129,13 @@ func (s *sender) registration(ref wire.RegistrationRef) *registration {
 	if s == nil {
 		return nil
 	}
-	if r := s.active[ref.Generation]; r != nil && r.key.id == ref.ID {
-		return r
-	}
-	return nil
+	return s.active[ref]
 }
 
 func (m *machine) stateOf(s *sender, ref wire.RegistrationRef) wire.RequestState {
 	r := s.registration(ref)
 	switch {
-	case r == nil && s != nil && s.sent.has(uint64(ref.Generation)):
+	case r == nil && s != nil && s.sent.has(ref.Token):
 		return wire.StateSent
 	case r == nil:
 		return wire.StateUnknown
@@ -158,22 +156,21 @@ func (m *machine) stateOf(s *sender, ref wire.RegistrationRef) wire.RequestState
 // onCancel gives back what a D does not want any more, and acknowledges it once nothing of it is
 // written.
 func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
-	addr := addrOfSender(c.From)
-	ref := refOf(c.ID, c.Generation)
+	addr, ref := addrOfSender(c.From), c.RegistrationRef
 	s := m.producer.senders[from]
 	if c.Generation != 0 && s == nil {
 		s = m.producer.senderOf(from)
 	}
 	r := s.registration(ref)
 	if r == nil && c.Generation != 0 {
-		r = m.producer.orphan(regKey{from, c.From.Engine, c.ID}, c.Generation)
+		r = m.producer.orphan(regKey{from, c.From.Engine, c.ID}, ref)
 	}
 	if r != nil && r.push != nil && (r.push.state == writing || r.push.state == posting) {
 		m.cancelPush(r.push, addr, c)
 		return
 	}
-	m.ack(from, addr, c.Seq)
-	if !m.correspondent(from).seen.fresh(c.Seq) {
+	m.ack(from, addr, wire.Ack{Seq: c.Seq, Receipt: c.Receipt})
+	if !m.correspondent(from).seen.fresh(c.Receipt, maxLetters) {
 		return
 	}
 	m.cancelReceived(c)
@@ -181,10 +178,10 @@ func (m *machine) onCancel(from agent.Name, c *wire.Cancel) {
 	i := identity{transfer: c.TransferID, id: c.ID, digest: connector.Digest(c.Digest), hasDigest: c.Digest != [32]byte{}}
 	if c.Generation != 0 {
 		if s != nil {
-			s.replay.fresh(uint64(c.Generation)) // one that comes later is a copy
+			s.void.fresh(c.Token, replayWindow)
 		}
 		switch {
-		case r == nil && s != nil && s.sent.has(uint64(c.Generation)):
+		case r == nil && s != nil && s.sent.has(c.Token):
 			return // it has what it asked for
 		case r == nil:
 		case r.push != nil:
@@ -209,9 +206,9 @@ func (m *machine) cancelReceived(c *wire.Cancel) {
 
 // orphan finds a registration that is still being written although its sender's connection was lost
 // since. There are as many at most as transfers in flight.
-func (p *producer) orphan(key regKey, gen kv.Generation) *registration {
+func (p *producer) orphan(key regKey, ref wire.RegistrationRef) *registration {
 	for _, u := range p.pushes {
-		if u.reg.sender.gone && u.reg.key == key && u.reg.generation() == gen {
+		if u.reg.sender.gone && u.reg.key == key && u.reg.generation() == ref.Generation && same(u.reg.token(), ref.Token) {
 			return u.reg
 		}
 	}
@@ -223,17 +220,13 @@ func (m *machine) cancelPush(u *push, addr connector.PeerAddr, c *wire.Cancel) {
 	if !u.byD {
 		u.byD = true
 		m.cancelReceived(c)
-		m.correspondent(u.reg.sender.name).seen.fresh(c.Seq)
+		m.correspondent(u.reg.sender.name).seen.fresh(c.Receipt, maxLetters)
 		m.stopPush(u, "the decode engine gave it up: "+c.Reason)
 	}
 	u.ackAddr = addr
-	for _, seq := range u.acks {
-		if seq == c.Seq {
-			return
-		}
-	}
-	if len(u.acks) < maxLetterTries {
-		u.acks = append(u.acks, c.Seq)
+	a := wire.Ack{Seq: c.Seq, Receipt: c.Receipt}
+	if !slices.Contains(u.acks, a) && len(u.acks) < maxLetterTries {
+		u.acks = append(u.acks, a)
 	}
 }
 

@@ -39,6 +39,7 @@ type Stats struct {
 	Wakeups             uint64 // of the writer
 	Ignored             uint64 // notifications nobody waits for, or that cannot be read
 	NotificationsFailed uint64
+	Forged              uint64 // of Ignored: messages that say a peer's name without the token that it was given
 	LettersLost         uint64 // cancels and failures that were never acknowledged
 
 	// Now

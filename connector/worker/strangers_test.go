@@ -59,7 +59,7 @@ func controlOf(t testing.TB, n wire.Notification) []byte {
 
 func beatOf(t testing.TB, engine, host string, seq uint64) []byte {
 	return controlOf(t, &wire.Beat{Seq: seq, From: wire.Sender{Engine: kv.EngineID(engine), Host: host, Port: 5600, TP: 1},
-		Registrations: []wire.RegistrationRef{refOf("a-0", 1)}})
+		Registrations: []wire.RegistrationRef{testRef("a-0", 1)}})
 }
 
 // Strangers whose engines never answer a handshake exhaust their own share: a D that is connected is
@@ -192,13 +192,13 @@ func TestStrangerSaysPsName(t *testing.T) {
 	r := receiving(t, 0, &got)
 	r.lose("q.0", 77, true)
 	r.step(by(78, from("q.0", beatOf(t, "Q", "q", 1))))
-	r.step(by(78, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-00000000", 1), State: wire.StateQueued}}}))))
+	r.step(by(78, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: testRef("d-00000000", 1), State: wire.StateQueued}}}))))
 	r.step(by(78, from("q.0", controlOf(t, &wire.Ack{Seq: 99}))))
 	r.lose("q.0", 78, true)
 	if len(got) != 0 {
 		t.Fatalf("a stranger ended it: %v", got)
 	}
-	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-11111111", 1), State: wire.StateQueued}}}))))
+	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: r.m.ourRef("d-11111111", 1), State: wire.StateQueued}}}))))
 	r.lose("q.0", 79, true)
 	if len(got) != 0 {
 		t.Fatalf("a stranger ended it beside P: %v", got)
@@ -261,7 +261,7 @@ func TestStrangerSaysReadersName(t *testing.T) {
 	})
 	blocks := kv.BlockIDs{{1}}
 	r.step(stepMeta{connector.StepMeta{Finished: []connector.FinishedBlocks{{ID: "p-0", Blocks: blocks, NumTokens: 4, Lease: 30 * time.Second, Generation: 1}}}})
-	r.step(from("q.0", controlOf(t, &wire.Claim{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, RegistrationRef: refOf("p-0", 1), Lease: 1,
+	r.step(from("q.0", controlOf(t, &wire.Claim{Seq: 1, From: wire.Sender{Engine: "Q", Host: "q", Port: 5600, TP: 1}, RegistrationRef: testRef("p-0", 1), Lease: 1,
 		Tokens: 4, Readers: 1, Blocks: wire.BlocksDigest(blocks)})))
 	if len(r.m.lender.claims) != 1 {
 		t.Fatal("not claimed")
@@ -283,7 +283,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	for gen := range 2 * maxConnections {
 		r.step(by(100+gen, from("q.0", beatOf(t, "Q", "q", 1))))
 	}
-	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: refOf("d-11111111", 1), State: wire.StateQueued}}}))))
+	r.step(by(7, from("q.0", controlOf(t, &wire.States{Answers: []wire.StateAnswer{{RegistrationRef: r.m.ourRef("d-11111111", 1), State: wire.StateQueued}}}))))
 	if p := r.m.consumer.pulses["q.0"]; len(p.via) != maxConnections || !p.via[agent.PeerID{Name: "q.0", Gen: 7}] {
 		t.Errorf("%d connections", len(p.via))
 	}
@@ -295,7 +295,9 @@ func TestCorrespondentsAreBounded(t *testing.T) {
 	m.now = time.Unix(1000, 0)
 	letter := func(name string) {
 		r := &remote{engine: "Q", addr: addrOf("Q"), agent: agent.Peer{ID: agent.PeerID{Name: agent.Name(name), Gen: 1}}, control: true}
-		m.send(r, "failure", 0, func(seq uint64) wire.Notification { return &wire.Failed{Seq: seq, RegistrationRef: refOf("a-0", 1)} })
+		m.send(r, "failure", 0, func(seq uint64, receipt wire.Token) wire.Notification {
+			return &wire.Failed{Seq: seq, Receipt: receipt, RegistrationRef: testRef("a-0", 1)}
+		})
 	}
 	for i := range maxSenders + 10 {
 		letter(fmt.Sprint("d", i))
@@ -321,8 +323,54 @@ func TestSilenceIsRounded(t *testing.T) {
 	cfg.Lease, cfg.SilentBeats = time.Second, 3
 	var got []*connector.Error
 	r := receivingAs(t, cfg, 0, &got)
+	r.step(from("q.0", statesOf(t, r.m, 1)))
 	r.pass(time.Minute)
 	if len(got) != 1 || got[0] == nil || !strings.Contains(got[0].Reason, "for 500ms (3 heartbeats)") {
 		t.Errorf("after a silence of %v: %v", r.m.silenceBound(), got)
+	}
+}
+
+// What a stranger makes P connect to is asked for in its own name, and what nobody waits for any more is not
+// kept, so that thousands of made-up engines take neither places in the peer table from others nor room here.
+func TestConnectsOfStrangers(t *testing.T) {
+	by := map[agent.Name]int{}
+	var own []connector.PeerAddr
+	r := newRig(machineConfig(), nil)
+	r.do = func(a action) input {
+		if a, ok := a.(connect); ok {
+			if by[a.by]++; a.by == "" {
+				own = append(own, a.addr)
+			}
+		}
+		return nil
+	}
+	for i := range 20000 {
+		r.step(from(fmt.Sprint("evil", i%16), beatOf(t, fmt.Sprint("X", i), "mute", uint64(i+1))))
+	}
+	if by[""] != 0 {
+		t.Errorf("%d of them are asked for as our own work", by[""])
+	}
+	if n := len(r.m.flights); n > maxNotices {
+		t.Errorf("%d connects are waited for", n)
+	}
+	r.step(from("honest", beatOf(t, "R", "r", 1)))
+	if by["honest"] != 1 {
+		t.Error("an honest peer's answer has no turn")
+	}
+	// Our own work needs it now: the peer table is told.
+	r.step(stepMeta{connector.StepMeta{Registrations: []connector.Registration{{ID: "d-11111111", Blocks: kv.BlockIDs{{1}}, NumTokens: 4, Peer: addrOf("R")}}}})
+	if len(own) != 1 || own[0] != addrOf("R") {
+		t.Errorf("our own work asks for %v", own)
+	}
+	r.step(connected{addrOf("R"), (&scenario{}).peerOf("R")})
+	r.step(connected{addrOf("R"), (&scenario{}).peerOf("R")}) // the second answer finds nobody
+	if rec := r.m.consumer.byID["d-11111111"]; rec == nil || rec.remote == nil {
+		t.Error("not connected")
+	}
+	for i := range 20000 {
+		r.step(connectFailed{connector.PeerAddr{Engine: kv.EngineID(fmt.Sprint("X", i)), Host: "mute", Port: 5600, TP: 1, PP: 1}, errors.New("no answer")})
+	}
+	if len(r.m.flights) != 0 || r.m.notices.count() != 0 {
+		t.Errorf("%d connects, %d notices are left", len(r.m.flights), r.m.notices.count())
 	}
 }

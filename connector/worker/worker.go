@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -30,6 +31,9 @@ type Worker struct {
 		sync.Mutex
 		stats Stats
 	}
+	steps atomic.Uint64 // of the engine
+	asked atomic.Int64  // when the side channel was last asked, nanoseconds since began
+	began time.Time
 }
 
 // New starts the writer of a rank.
@@ -47,6 +51,7 @@ func New(cfg Config) (*Worker, error) {
 		outputs: make(chan connector.WorkerOutput),
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
+		began:   time.Now(),
 	}
 	x := &writer{
 		w:       w,
@@ -57,6 +62,7 @@ func New(cfg Config) (*Worker, error) {
 		told:    make(map[kv.RequestID]struct{}),
 		out:     connector.WorkerOutput{Rank: cfg.Rank},
 	}
+	x.machine.tokens.secret = drawSecret()
 	has := cfg.Agent.Capabilities()
 	x.machine.irrevocable, x.machine.tellsArrivals = !has.Revocable, has.TellsArrivals
 	go x.run()
@@ -83,6 +89,15 @@ func (w *Worker) Submit(meta connector.StepMeta) {
 	w.mail.Unlock()
 	w.ring()
 }
+
+// Stepped says that the engine's loop has come round: a step has ended, or the loop is awake with none under
+// way. D's that wait for a prefill are told the count with their beats, so that they can tell a slow engine from
+// one that hangs while its worker answers. An engine that never calls it is not judged by it. It wakes nobody.
+func (w *Worker) Stepped() { w.steps.Add(1) }
+
+// Asked says that somebody has asked our engine's side channel just now. Until a prefill engine has said its
+// first word it may be one that shakes hands with us, and has the time for its next question. It wakes nobody.
+func (w *Worker) Asked() { w.asked.Store(int64(time.Since(w.began)) + 1) }
 
 // Outputs delivers what the ledger must know. Reports that are not read at once are merged into one
 // output, so that a slow reader costs the writer nothing. The channel is closed after Close, when
@@ -233,6 +248,10 @@ func fromAgent(e agent.Event) input {
 // that happens outside.
 func (x *writer) step(in input) {
 	now := time.Now()
+	x.machine.outside.steps = x.w.steps.Load()
+	if at := x.w.asked.Load(); at != 0 {
+		x.machine.outside.asked = x.w.began.Add(time.Duration(at))
+	}
 	x.answers = append(x.answers[:0], in)
 	for i := 0; i < len(x.answers); i++ {
 		for _, a := range x.machine.Step(now, x.answers[i]) {
@@ -309,7 +328,7 @@ func (x *writer) do(a action) {
 func (x *writer) connect(a connect) {
 	w := x.w
 	c := x.cfg.Peers.Ensure(peer.Target{
-		Engine: a.addr.Engine, Host: a.addr.Host, Port: a.addr.Port, TP: a.addr.TP, PP: a.addr.PP, Ranks: a.ranks,
+		Engine: a.addr.Engine, Host: a.addr.Host, Port: a.addr.Port, TP: a.addr.TP, PP: a.addr.PP, Ranks: a.ranks, By: a.by,
 	}, func(c *peer.Connected, err error) {
 		if err != nil {
 			w.post(connectFailed{a.addr, err})
