@@ -60,7 +60,7 @@ Every setting can be said in three places. The first that says it counts:
 3. the YAML file that ` + "`--config FILE`" + ` or ` + "`KVFERRY_CONFIG`" + ` names: ` + "`block_size: 32`" + `, one mapping of these keys for the command
    that reads it.
 
-Then comes the default. Within one place, a setting's own name counts before a stock name for it
+Then comes the default. A variable is for every command that has the setting. Within one place, a setting's own name counts before a stock name for it
 ([kv_transfer_config](#kv_transfer_config), [variables of stock engines](#variables-of-stock-engines)).
 
 A flag or a key that does not exist is refused with the nearest one that does; a value of the wrong type, with the file, the

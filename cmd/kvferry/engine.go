@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -96,7 +97,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
 	fl.BoolVar(&f.compat, "enforce-handshake-compat", true, "refuse peers whose compatibility hash differs; without it the operator answers for it that they fit")
 	fl.DurationVar(&f.engineTTL, "engine-ttl", connector.DefaultEngineTTL, "after how long without use a peer is forgotten; 0: never")
-	fl.Var(&f.transfer, "kv-transfer-config", "`JSON` as vLLM's option of this name; the flags above come before what it says")
+	fl.Var(&f.transfer, "kv-transfer-config", "`JSON` as vLLM's option of this name; a flag of its own comes before what it says")
 	fl.BoolVar(&f.randomIDs, "request-id-suffix", true, "append a random suffix to request ids, as vLLM does")
 	fl.StringSliceVar(&f.kvFaults, "inject-kv-fault", nil, "damage received KV, for testing: swap-blocks, zero-layer, zero-head, stale-block; needs --prefix-cache=false")
 	fl.DurationVar(&f.drain, "drain", 10*time.Second, "how long requests in flight and promised blocks may take after SIGTERM")
@@ -206,6 +207,10 @@ func (f *engineFlags) unreachable() []string {
 	case side && !own(f.listen):
 		lines = append(lines, "clients on other hosts reach this engine, peers there do not: they are told 127.0.0.1, which is their own host; unless all peers run on this host, "+
 			"give --side-channel and --agent-listen a host that they reach")
+	}
+	if t := &f.tier.cfg; slices.Contains(t.Secondaries, engine.TierP2P) && own(t.P2PListen) && t.P2PAdvertise == "" && !(side && own(f.listen)) {
+		lines = append(lines, "peers on other hosts reach this engine, but not its CPU tier: it is known by an address by which every host means itself; "+
+			"give --p2p-listen a host that they reach, or --p2p-advertise")
 	}
 	return lines
 }

@@ -263,6 +263,9 @@ func TestUnreachableIsSaid(t *testing.T) {
 		{"no agent for others", []string{"--side-channel", "[fd00::5]:0"}, "not the agent"},
 		{"no side channel for others", []string{"--agent-listen", "10.0.0.5:0"}, "the side channel is at"},
 		{"shared memory only", []string{"--side-channel", "10.0.0.5:0", "--transport", "shm"}, ""},
+		{"tier on loopback", []string{"--cpu-cache", "1MiB", "--tier", "p2p"}, ""},
+		{"no tier for others", []string{"--listen", "10.0.0.5:1", "--side-channel", "10.0.0.5:2", "--agent-listen", "10.0.0.5:3", "--cpu-cache", "1MiB", "--tier", "p2p"}, "but not its CPU tier"},
+		{"tier for others", []string{"--listen", "10.0.0.5:1", "--side-channel", "10.0.0.5:2", "--agent-listen", "10.0.0.5:3", "--cpu-cache", "1MiB", "--tier", "p2p", "--p2p-listen", "10.0.0.5:4"}, ""},
 		{"forwarded", []string{"--listen", "0.0.0.0:1", "--advertise-host", "p1", "--agent-advertise", "p1:5"}, ""},
 	} {
 		var f engineFlags
@@ -276,6 +279,32 @@ func TestUnreachableIsSaid(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.says)
 		}
 	}
+}
+
+func FuzzSettingsFile(f *testing.F) {
+	f.Add("lease: 30s\nblocks: 5\nkv_transfer_config: {kv_role: kv_both}\n")
+	f.Add("adapter: [a, b]\nprefix_cache: false\n")
+	f.Add("blocks: &a 5\nblock_size: *a\n<<: {x: y}\n? {}\n: 1\n")
+	f.Fuzz(func(t *testing.T, raw string) {
+		var e engineFlags
+		fs := pflag.NewFlagSet("engine", pflag.ContinueOnError)
+		e.add(fs)
+		settings, err := parseSettings(fs, "f.yaml", []byte(raw))
+		if err != nil {
+			if !strings.Contains(err.Error(), "f.yaml") {
+				t.Errorf("%q: %v", raw, err)
+			}
+			return
+		}
+		seen := map[string]bool{}
+		for _, s := range settings {
+			if seen[s.flag] || fs.Lookup(s.flag) == nil {
+				t.Errorf("%q gives %s, twice or without a flag", raw, s.flag)
+			}
+			seen[s.flag] = true
+		}
+		_ = apply(fs, settings)
+	})
 }
 
 // Keys of kv_transfer_config that have a setting of another name give it; the others are told.
