@@ -21,7 +21,23 @@
 //	CompatFactors      SHA-256 of canonical JSON, in the payload     side channel -> worker
 //	TransferParams     JSON object kv_transfer_params                router <-> engine
 //
-// Sources: nixl-connector.md sections 2.2, 2.3, 2.6, 5, 8.1. The tests compare with bytes captured
+// Messages of the P2P tier, each one msgpack map in one frame of a DEALER to the peer's ROUTER:
+//
+//	P2PConnect         peer, agent, memory, model facts, "kvferry"   both ways, first
+//	P2PConnectAck      peer: it may send                             both ways
+//	P2PDisconnect      nothing                                       either way, last
+//	P2PLookup          id, keys, round                               consumer -> source
+//	P2PLookupResp      id, keys, hits                                source -> consumer
+//	P2PFetch           id, keys, block indexes, round, "kvferry"     consumer -> source
+//	P2PTransferDone    id, success, round, "kvferry"                 source -> consumer
+//	P2PAbortFetch      id, round                                     consumer -> source
+//	P2PAbortAck        id, round                                     source -> consumer
+//	P2POffer           keys; to kvferry nodes that are stores        node -> store
+//
+// What is under "kvferry" there: Extension, a fetch's grant, a transfer's checksums. It goes to kvferry nodes
+// only. P2PParams is what a request says of it in kv_transfer_params.
+//
+// Sources: nixl-connector.md sections 2.2, 2.3, 2.6, 5, 8.1; p2p-tier.md section 3. The tests compare with bytes captured
 // from stock engines (testdata).
 //
 // # What proves a peer

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -61,6 +63,7 @@ func BenchmarkPull(b *testing.B) {
 
 type bench struct {
 	m       *tier.Manager
+	agent   agent.Agent
 	addr    *net.TCPAddr
 	changed chan struct{}
 }
@@ -72,6 +75,18 @@ var benchNames atomic.Uint64
 var benchFabric = local.New(local.Config{})
 
 func benchNode(b *testing.B) *bench {
+	b.Helper()
+	n := newBenchNode(b)
+	b.Cleanup(n.close)
+	return n
+}
+
+func (n *bench) close() {
+	_ = n.m.Close()
+	_ = n.agent.Close()
+}
+
+func newBenchNode(b *testing.B) *bench {
 	b.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,20 +100,19 @@ func benchNode(b *testing.B) *bench {
 	if err != nil {
 		b.Fatal(err)
 	}
+	for b := mem.Bytes(); len(b) > 0; b = b[min(len(b), 4096):] {
+		b[0] = 0 // the pages are there before anything is measured
+	}
 	t, err := New(Config{Listener: ln, Name: ln.Addr().String(), Agent: ag, Base: mem.Addr(), Blocks: benchSlots, BlockLen: testBlockLen,
 		HashSeed: StockHashSeed, Instance: ln.Addr().String()})
 	if err != nil {
 		b.Fatal(err)
 	}
-	n := &bench{addr: ln.Addr().(*net.TCPAddr), changed: make(chan struct{}, 1)}
+	n := &bench{agent: ag, addr: ln.Addr().(*net.TCPAddr), changed: make(chan struct{}, 1)}
 	n.m, err = tier.New(tier.Config{Memory: mem.Bytes(), BlockLen: testBlockLen, Secondaries: []tier.Secondary{t}, OnChange: func() { notify(n.changed) }})
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() {
-		_ = n.m.Close()
-		_ = ag.Close()
-	})
 	return n
 }
 
@@ -118,37 +132,43 @@ func (n *bench) benchHave(b *testing.B, ks []core.Key) {
 	n.m.Commit(res.ID, true)
 }
 
-// hammer computes on every core, and uses the book all the time; the result ends it.
+// hammer computes on every core, and uses the book as an engine's steps do: a goroutine takes and gives back
+// blocks, and lets others be evicted. The result ends it.
 func (n *bench) hammer(ks []core.Key, nice bool) (stop func()) {
 	var end atomic.Bool
-	done := make(chan struct{})
-	workers := runtime.NumCPU()
-	for w := range workers {
-		go func() {
+	var running sync.WaitGroup
+	for range runtime.NumCPU() {
+		running.Go(func() {
 			if nice {
 				runtime.LockOSThread() // which ends with the goroutine
 				_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 15)
 			}
 			x := 1.0
-			for i := 0; !end.Load(); i++ {
+			for !end.Load() {
 				for range 1 << 14 { // stands for a forward pass
 					x = x*1.0000001 + 1
 				}
-				if w == 0 && i%8 == 0 {
-					if id, _, ok := n.m.Use(ks[:100]); ok {
-						n.m.EndUse(id)
-					}
-				}
 			}
-			if x > 0 {
-				done <- struct{}{}
+			if x == 0 {
+				panic("it does not compute")
 			}
-		}()
+		})
 	}
+	running.Go(func() {
+		_ = n.m.Begin(tier.Request{ID: "step"})
+		for step := 0; !end.Load(); step++ {
+			if id, _, ok := n.m.Use(ks); ok {
+				n.m.EndUse(id)
+			}
+			if res, ok := n.m.Reserve("step", keys(1<<20+step, 1<<20+step+8)); ok {
+				n.m.Commit(res.ID, true)
+			}
+			time.Sleep(500 * time.Microsecond)
+		}
+		n.m.Finish("step")
+	})
 	return func() {
 		end.Store(true)
-		for range workers {
-			<-done
-		}
+		running.Wait()
 	}
 }

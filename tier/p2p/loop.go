@@ -58,9 +58,12 @@ func (l *loop) run() {
 		}
 		select {
 		case <-l.t.wake:
-			for _, ev := range l.t.take() {
+			in, heard := l.t.take()
+			l.woken = l.woken || heard
+			for _, ev := range in {
 				l.step(ev)
 			}
+			l.wake()
 		case m := <-l.t.messages:
 			l.step(m)
 		case ev, ok := <-events:
@@ -88,12 +91,12 @@ func (l *loop) run() {
 	}
 }
 
-func (t *Tier) take() []session.Event {
+func (t *Tier) take() (in []session.Event, heard bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	in := t.mu.inbox
-	t.mu.inbox = nil
-	return in
+	in, heard = t.mu.inbox, t.mu.heard
+	t.mu.inbox, t.mu.heard = nil, false
+	return in, heard
 }
 
 // step tells the hub, and carries out what follows, and what follows from that.
@@ -105,7 +108,9 @@ func (l *loop) step(ev session.Event) {
 		if a, ok := ev.(session.Admitted); ok {
 			l.peers.returned(a)
 		}
-		for _, a := range l.hub.Step(time.Now(), ev) {
+		actions := l.hub.Step(time.Now(), ev)
+		l.answer(actions)
+		for _, a := range actions {
 			l.act(a)
 		}
 	}
@@ -113,9 +118,29 @@ func (l *loop) step(ev session.Event) {
 	if !l.hub.Watching() {
 		l.watch(false)
 	}
+	l.wake()
+}
+
+// wake tells the engine that lookups may answer otherwise, if so.
+func (l *loop) wake() {
 	if l.woken {
 		l.woken = false
 		l.t.host.Wake()
+	}
+}
+
+// answer gives the verdicts of one message to the engine's side together, so that a fetch in the midst of them
+// does not leave out what is there as well.
+func (l *loop) answer(actions []session.Action) {
+	var all []session.Answer
+	for _, a := range actions {
+		if a, ok := a.(session.Answer); ok {
+			all = append(all, a)
+		}
+	}
+	if len(all) > 0 {
+		l.t.answer(all)
+		l.woken = true
 	}
 }
 
@@ -155,9 +180,7 @@ func (l *loop) act(a session.Action) {
 		l.post(a)
 	case session.Cancel:
 		l.cancel(a.Transfer)
-	case session.Answer:
-		t.answer(a)
-		l.woken = true
+	case session.Answer: // see answer
 	case session.Fail:
 		t.fail(a.Req)
 		l.woken = true

@@ -10,10 +10,12 @@ import (
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/local"
 	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/internal/zmtp"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/tier/p2p/session"
+	"github.com/kvferry/kvferry/wire"
 )
 
 func TestPullFromAPeer(t *testing.T) {
@@ -294,6 +296,72 @@ func TestSourceRestarts(t *testing.T) {
 	a2.have(keys(5, 6))
 	b.begin(tier.Request{ID: "s", Source: a2.source("q")})
 	b.expect("s", keys(5, 6), "+")
+}
+
+// Four sessions in a row with the same peer, which ends each of them: none loses its first message.
+func TestReconnects(t *testing.T) {
+	const rounds = 4 // half a second each: the pause before a dial to a peer that has just gone
+	f := local.New(local.Config{})
+	a := newNode(t, f, func(c *Config) { c.Fingerprint = "2dbaaeb8de80efbe" })
+	its := newNode(t, f, nil)
+	a.have(keys(0, 1))
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := ln.Addr().String()
+	router, err := zmtp.Listen(t.Context(), ln, zmtp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = router.Close() }()
+	hello := a.tier.cfg.session().Local
+	hello.PeerID = name
+	hello.Extension = &wire.Extension{Version: 1, Instance: "again", Agents: []wire.AgentOffer{{Transport: local.Transport, Blob: []byte(its.name)}}}
+	for i := range rounds {
+		d, err := zmtp.DialDealer(t.Context(), nil, a.name, zmtp.Options{Identity: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range []wire.P2PMessage{&hello, wire.P2PConnectAck{PeerID: name}} {
+			if err := d.Send(t.Context(), wire.AppendP2P(nil, m)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, want := range []string{"connect", "connect_ack"} {
+			got, err := router.Recv(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for m, _ := wire.DecodeP2P(got.Frames[0]); m.Type() != want; m, _ = wire.DecodeP2P(got.Frames[0]) {
+				if m.Type() != "disconnect" { // of the session before
+					t.Fatalf("round %d: a %s instead of a %s", i, m.Type(), want)
+				}
+				if got, err = router.Recv(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, m := range []wire.P2PMessage{&wire.P2PLookup{ID: "q", Keys: keys(0, 1)}, wire.P2PDisconnect{}} {
+			if err := d.Send(t.Context(), wire.AppendP2P(nil, m)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := router.Recv(t.Context()); err != nil {
+			t.Fatal(err)
+		} else if m, _ := wire.DecodeP2P(got.Frames[0]); m.Type() != "lookup_resp" {
+			t.Fatalf("round %d: a %s", i, m.Type())
+		}
+		_ = d.Shutdown(t.Context()) // it may have been hung up on already
+		_ = d.Close()               // it never fails
+	}
+	for end := time.Now().Add(patience); a.ended(name) < rounds && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if s := a.tier.Stats(); s.Ended[session.Goodbye] != rounds || s.Sessions != 0 {
+		t.Errorf("%+v", s)
+	}
+	a.quiet()
 }
 
 // Aborted by its client while the bytes move: the load ends at once, nothing lands later.

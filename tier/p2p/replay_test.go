@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -223,6 +224,63 @@ func TestReplayAsConsumer(t *testing.T) {
 
 	n.close()
 	s.expect(rec["shutdown"].consumer[0])
+}
+
+// A hit whose answer comes after the fetch of another was asked for is of no use: the source keeps hits for one
+// fetch. The key is asked for anew, and not fetched under a round that has no lookup, for which a
+// source would wait in vain.
+func TestLateHitIsAskedAnew(t *testing.T) {
+	n, _ := stockNode(t)
+	s := newStock(t, n)
+	n.begin(tier.Request{ID: "r", Source: (&node{name: s.name}).source("q")})
+	s.expectType("connect")
+	s.send(s.connect())
+	s.expectType("connect_ack")
+	s.send(wire.AppendP2P(nil, wire.P2PConnectAck{PeerID: s.name}))
+	n.m.Lookup("r", stockKeys(1))
+	s.expectKeys("lookup", 1)
+	n.m.Lookup("r", stockKeys(1, 2))
+	s.expectKeys("lookup", 2)
+	s.send(wire.AppendP2P(nil, &wire.P2PLookupResp{ID: "q", Keys: stockKeys(1), Hits: []bool{true}}))
+	n.startLoad("r", stockKeys(1, 2)) // of the first alone
+	s.send(wire.AppendP2P(nil, &wire.P2PLookupResp{ID: "q", Keys: stockKeys(2), Hits: []bool{true}}))
+	s.expectKeys("fetch", 1)
+	done := make(chan string)
+	go func() {
+		got := ""
+		for _, v := range n.lookup("r", stockKeys(1, 2)) {
+			got += fmt.Sprint(v, " ")
+		}
+		done <- got
+	}()
+	s.expectKeys("lookup", 2)
+	s.send(wire.AppendP2P(nil, wire.P2PTransferDone{ID: "q", Success: true}))
+	s.send(wire.AppendP2P(nil, &wire.P2PLookupResp{ID: "q", Keys: stockKeys(2), Hits: []bool{true}}))
+	s.expectKeys("fetch", 2)
+	s.send(wire.AppendP2P(nil, wire.P2PTransferDone{ID: "q", Success: true, Round: 1}))
+	if got := <-done; got != "hit hit " {
+		t.Error(got)
+	}
+	n.m.Finish("r")
+}
+
+// expectKeys checks that a lookup or a fetch is for just one key.
+func (s *stock) expectKeys(typ string, k byte) {
+	s.t.Helper()
+	m, err := wire.DecodeP2P(s.next())
+	if err != nil || m.Type() != typ {
+		s.t.Fatalf("%+v (%v), want a %s", m, err, typ)
+	}
+	var got []core.Key
+	switch m := m.(type) {
+	case *wire.P2PLookup:
+		got = m.Keys
+	case *wire.P2PFetch:
+		got = m.Keys
+	}
+	if !slices.Equal(got, stockKeys(k)) {
+		s.t.Fatalf("a %s for %q, want key %d", typ, got, k)
+	}
 }
 
 // What the released tier was sent that is odd: the session lives or ends as there, and the answers

@@ -37,6 +37,7 @@ type Tier struct {
 		inbox    []session.Event
 		views    map[kv.RequestID]*view
 		watching bool // a peer's lookup waits for a change
+		heard    bool // by a view, after a lookup that did not see it: the engine is to be woken
 		closed   bool
 		storeUp  bool   // the store can be asked
 		storeIDs uint64 // how many requests have asked it
@@ -47,6 +48,9 @@ type Tier struct {
 type view struct {
 	everything bool
 	failed     bool
+	epoch      uint64 // fetches so far
+	probing    bool   // a lookup is under way, which is to see the answers of one message together
+	late       []session.Answer
 	answers    map[core.Key]bool
 	asked      map[core.Key]struct{}
 	unsent     []core.Key
@@ -185,6 +189,7 @@ func (t *Tier) Probe(req kv.RequestID, key core.Key) core.Verdict {
 	case v.everything:
 		return core.Hit
 	}
+	v.probing = true
 	if hit, ok := v.answers[key]; ok {
 		if hit {
 			return core.Hit
@@ -202,18 +207,29 @@ func (t *Tier) Probe(req kv.RequestID, key core.Key) core.Verdict {
 func (t *Tier) Flush(req kv.RequestID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v := t.mu.views[req]; v != nil && len(v.unsent) > 0 {
-		t.postLocked(session.Ask{Req: req, Keys: v.unsent})
+	v := t.mu.views[req]
+	if v == nil {
+		return
+	}
+	v.probing = false
+	if len(v.late) > 0 {
+		v.hear(v.late)
+		v.late, t.mu.heard = nil, true
+		notify(t.wake)
+	}
+	if len(v.unsent) > 0 {
+		t.postLocked(session.Ask{Req: req, Epoch: v.epoch, Keys: v.unsent})
 		v.unsent = nil
 	}
 }
 
 // Load is Secondary.Load. The source keeps its hits for one fetch: those that are not in it are to be
-// asked for anew.
+// asked for anew, those whose answer is still under way too.
 func (t *Tier) Load(j core.Job) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if v := t.mu.views[j.Req]; v != nil {
+		v.epoch++
 		for key, hit := range v.answers {
 			if hit {
 				delete(v.answers, key)
@@ -239,12 +255,30 @@ func (t *Tier) Changed() {
 	}
 }
 
-// answer tells the engine's side a verdict; fail that there will be none.
-func (t *Tier) answer(a session.Answer) {
+// answer tells the engine's side verdicts; fail that there will be none.
+func (t *Tier) answer(all []session.Answer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v := t.mu.views[a.Req]; v != nil {
-		v.answers[a.Key] = a.Hit
+	for _, a := range all {
+		switch v := t.mu.views[a.Req]; {
+		case v == nil:
+		case v.probing:
+			v.late = append(v.late, a)
+		default:
+			v.hear([]session.Answer{a})
+		}
+	}
+}
+
+// hear takes answers.
+func (v *view) hear(all []session.Answer) {
+	for _, a := range all {
+		switch {
+		case a.Hit && a.Epoch != v.epoch: // the source does not keep it any more
+			delete(v.asked, a.Key)
+		default:
+			v.answers[a.Key] = a.Hit
+		}
 	}
 }
 
@@ -286,7 +320,8 @@ func (t *Tier) Close() error {
 	t.cancel()
 	err := t.hangUp()
 	t.running.Wait()
-	for _, ev := range t.take() { // admissions that came too late for the loop
+	late, _ := t.take()
+	for _, ev := range late { // admissions that came too late for the loop
 		if a, ok := ev.(session.Admitted); ok && a.Err == nil {
 			t.cfg.Agent.RemovePeer(a.Agent)
 		}

@@ -75,11 +75,13 @@ type (
 
 // For the tier.
 type (
-	// Answer says whether the request's source has a key.
+	// Answer says whether the request's source has a key. A hit is kept for one fetch: if one was asked
+	// for after the Ask of this Epoch, the hit is of no use, and the key is to be asked for anew.
 	Answer struct {
-		Req kv.RequestID
-		Key core.Key
-		Hit bool
+		Req   kv.RequestID
+		Epoch uint64 // of the Ask
+		Key   core.Key
+		Hit   bool
 	}
 	// Fail says that the source has nothing more for the request.
 	Fail struct {

@@ -41,6 +41,7 @@ type transaction struct {
 
 // ask is one lookup sent, or about to be.
 type ask struct {
+	epoch    uint64
 	open     map[core.Key]int // keys without an answer, and how often each was asked
 	stale    bool             // of a request that is over
 	deadline *timer
@@ -103,10 +104,10 @@ func (c *clientRole) pumpAll() {
 }
 
 // ask notes keys; they are sent when nothing of an earlier round can be mistaken for their answer.
-func (t *transaction) ask(keys []core.Key) {
+func (t *transaction) ask(epoch uint64, keys []core.Key) {
 	t.unsent = append(t.unsent, keys...)
 	h := t.c.s.h
-	a := &ask{open: map[core.Key]int{}}
+	a := &ask{epoch: epoch, open: map[core.Key]int{}}
 	for _, k := range keys {
 		a.open[k]++
 	}
@@ -325,7 +326,7 @@ func (t *transaction) answer(k core.Key, hit bool) {
 			delete(a.open, k)
 		}
 		if t.req != nil {
-			t.c.s.h.emit(Answer{Req: t.req.id, Key: k, Hit: hit})
+			t.c.s.h.emit(Answer{Req: t.req.id, Epoch: a.epoch, Key: k, Hit: hit})
 		}
 		return
 	}

@@ -25,10 +25,12 @@ type (
 		Decoder   bool
 		DecoderID string
 	}
-	// Ask asks the request's source for keys; an Answer follows for each, or a Fail.
+	// Ask asks the request's source for keys; an Answer follows for each, or a Fail. Epoch counts the
+	// request's fetches so far.
 	Ask struct {
-		Req  kv.RequestID
-		Keys []core.Key
+		Req   kv.RequestID
+		Epoch uint64
+		Keys  []core.Key
 	}
 	// Fetch asks for blocks that were Answered as hits, or of a source that has Everything.
 	Fetch struct {

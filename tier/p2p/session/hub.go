@@ -111,7 +111,7 @@ func (h *Hub) handle(ev Event) {
 		h.begin(ev)
 	case Ask:
 		if r := h.requests[ev.Req]; r != nil && r.tx != nil {
-			r.tx.ask(ev.Keys)
+			r.tx.ask(ev.Epoch, ev.Keys)
 		} else {
 			h.emit(Fail{Req: ev.Req, Why: "it has no source"})
 		}

@@ -135,8 +135,9 @@ func (r *serverRole) onFetch(m *wire.P2PFetch) {
 		x.demand[key] = append(x.demand[key], place{block: uint32(m.Indexes[i]), at: i})
 	}
 	x.match()
-	if len(x.demand) > 0 && x.looked {
-		x.failed = true
+	if x.looked { // a round is fetched once: what is not in it is of no use
+		x.release()
+		x.failed = x.failed || len(x.demand) > 0
 	}
 	if !x.looked && !x.over && !x.failed {
 		x.wait()
