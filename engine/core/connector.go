@@ -17,7 +17,8 @@ import (
 // Arrived, Allocated and Finished come at most once per request, Finished exactly once for each
 // that arrived without an error, and not before a due Received or ReceiveFailed unless as
 // FinishAbort: the client has gone, or others need the blocks. If such a request is computed here
-// after all, nothing more is said of it.
+// after all, nothing more is said of it. A prefill leg whose receive fails is computed here and ends as
+// any other.
 type Connector interface {
 	// Arrived announces a request. An error refuses it, and nothing of it is kept.
 	Arrived(now time.Time, r connector.Request) error
@@ -32,6 +33,10 @@ type Connector interface {
 	// tokens in place. hold asks to keep the blocks until an Outcome names the request; params is
 	// what to answer.
 	Finished(now time.Time, id kv.RequestID, reason connector.FinishReason, blocks kv.BlockIDs, computedTokens int) (hold bool, params *kv.TransferParams)
+	// Kept tells the digests of what Finished has asked to hold with params of a prefill leg, for the next
+	// turn of a conversation: of their RemoteNumTokens tokens, and of the first block's, the first two
+	// blocks' and so on. It follows such a Finished at once.
+	Kept(id kv.RequestID, whole connector.Digest, prefixes []connector.Digest)
 	// Release gives up a hold, named by the lease of the params that Finished gave; its Outcome follows.
 	// false: there is no such hold, and nothing happens.
 	Release(id kv.RequestID, lease kv.Generation) bool

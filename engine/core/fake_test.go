@@ -20,6 +20,7 @@ type fakeConn struct {
 	reqs     map[kv.RequestID]*fakeReq
 	pending  []string // for the next Metadata
 	external int      // fewer tokens than asked for, if positive
+	both     bool     // decode requests are kept for the next turn, prefill requests that name an earlier one read it
 	refuse   error
 	deadline time.Time
 	expired  []connector.Outcome
@@ -33,11 +34,15 @@ type fakeReq struct {
 	receiving  bool // blocks are registered, no outcome yet
 	holding    bool // Finished said hold
 	released   bool // and it was given up
+	turn       bool // and that for the next turn
+	kept       bool // and was told of what
 	blocks     []kv.BlockID
 	computed   int
 	external   int
 	epoch      int // of the prefix cache when its blocks were given
 	finishedAs connector.FinishReason
+	whole      connector.Digest
+	prefixes   []connector.Digest
 }
 
 func newFakeConn(fatal func(args ...any)) *fakeConn {
@@ -60,10 +65,13 @@ func (f *fakeConn) External(id kv.RequestID, computed int) int {
 	if q == nil || q.allocated || q.finished {
 		f.fatal("External out of order: ", id)
 	}
-	if !q.Params.DoRemotePrefill {
-		return 0
-	}
 	n := q.PromptTokens - computed
+	if q.Params.DoRemoteDecode {
+		n = min(q.PromptTokens, q.Params.RemoteNumTokens) - computed
+		if !f.both {
+			n = 0
+		}
+	}
 	if f.external > 0 {
 		n = min(n, f.external)
 	}
@@ -95,6 +103,12 @@ func (f *fakeConn) Finished(_ time.Time, id kv.RequestID, reason connector.Finis
 	q.finished, q.finishedAs = true, reason
 	ok := reason == connector.FinishLength || reason == connector.FinishStop
 	var params *kv.TransferParams
+	if f.both && q.Params.DoRemotePrefill && ok && q.allocated {
+		q.holding, q.turn, q.blocks = true, true, blocks[0]
+		q.kept = false
+		params = &kv.TransferParams{DoRemoteDecode: true, RemoteRequestID: id, RemoteNumTokens: computed, Lease: fakeLease}
+		f.pending = append(f.pending, "keep "+string(id))
+	}
 	if q.Params.DoRemoteDecode && ok {
 		q.holding = true
 		q.blocks = blocks[0]
@@ -112,6 +126,15 @@ func (f *fakeConn) Finished(_ time.Time, id kv.RequestID, reason connector.Finis
 	return q.holding, params
 }
 
+func (f *fakeConn) Kept(id kv.RequestID, whole connector.Digest, prefixes []connector.Digest) {
+	q := f.reqs[id]
+	if q == nil || !q.turn || q.kept {
+		f.fatal("Kept out of order: ", id)
+	}
+	q.kept, q.whole, q.prefixes = true, whole, prefixes
+	f.trace("kept %s, %d prefixes", id, len(prefixes))
+}
+
 // fakeLease is the lease of every hold.
 const fakeLease = 9
 
@@ -126,6 +149,11 @@ func (f *fakeConn) Release(id kv.RequestID, lease kv.Generation) bool {
 }
 
 func (f *fakeConn) Metadata(time.Time) (connector.StepMeta, bool) {
+	for id, q := range f.reqs {
+		if q.turn && !q.kept {
+			f.fatal("nothing was told of what is kept of ", id)
+		}
+	}
 	if len(f.pending) == 0 {
 		return connector.StepMeta{}, false
 	}

@@ -56,6 +56,7 @@ func appendTokens(b []byte, tokens []kv.Token) []byte {
 // Digest is the digest of a whole prompt for a hand-off. It does not depend on the block size, so
 // that two engines agree on it.
 func Digest(prompt []kv.Token, k Keys) connector.Digest {
-	b := k.append([]byte("kvferry prompt digest\x00"))
-	return sha256.Sum256(appendTokens(b, prompt))
+	return sha256.Sum256(appendTokens(digestHead(k), prompt))
 }
+
+func digestHead(k Keys) []byte { return k.append([]byte("kvferry prompt digest\x00")) }

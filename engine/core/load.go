@@ -33,7 +33,11 @@ func (m *Machine) loadFailed(now time.Time, r *request, err *connector.Error) {
 	m.tierLook(now, r)
 }
 
+// policy is what becomes of a request whose KV does not come. A prefill leg computes: that is what it is for.
 func (m *Machine) policy(r *request) kv.LoadFailurePolicy {
+	if r.Params.DoRemoteDecode {
+		return kv.RecomputeOnLoadFailure
+	}
 	if p := r.Params.LoadFailurePolicy; p != "" {
 		return p
 	}
@@ -65,7 +69,8 @@ func (m *Machine) watchParking(now time.Time, progress bool) bool {
 }
 
 // parked is the receives that can be given up, by arrival: none while the workers have yet to say
-// that one given up earlier is over.
+// that one given up earlier is over. What a prefill leg reads back comes or fails by itself within
+// seconds: its peer needs no blocks for it.
 func (m *Machine) parked() []*request {
 	if m.remote == 0 {
 		return nil
@@ -73,7 +78,7 @@ func (m *Machine) parked() []*request {
 	var rs []*request
 	for _, r := range m.requests {
 		switch {
-		case r.state != remote:
+		case r.state != remote || r.Params.DoRemoteDecode:
 		case r.lost != nil:
 			return nil
 		default:

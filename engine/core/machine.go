@@ -256,9 +256,11 @@ func (m *Machine) add(now time.Time, in Request) error {
 }
 
 func (m *Machine) arrived(now time.Time, in Request) error {
-	return m.conn.Arrived(now, connector.Request{
-		ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(handedOver(in), in.Keys),
-	})
+	r := connector.Request{ID: in.ID, Params: *in.Params, PromptTokens: len(in.Prompt), Digest: Digest(handedOver(in), in.Keys)}
+	if n := connector.EarlierTokens(in.Params, len(in.Prompt), m.cfg.BlockSize); n > 0 {
+		r.Earlier = Digest(in.Prompt[:n], in.Keys)
+	}
+	return m.conn.Arrived(now, r)
 }
 
 // giveBack has a prefill engine told that a decode request which can never run here does not need its
@@ -293,6 +295,9 @@ func (m *Machine) finish(now time.Time, r *request, why connector.FinishReason, 
 	hold := r.lost != nil
 	if r.Params != nil && !r.left {
 		hold, out.Params = m.conn.Finished(now, r.ID, why, kv.BlockIDs{slices.Clone(r.blocks)}, r.computed)
+		if hold && out.Params != nil && out.Params.DoRemoteDecode {
+			m.keep(r, out.Params)
+		}
 	}
 	r.usage.Blocks = len(r.blocks)
 	out.Usage = r.usage

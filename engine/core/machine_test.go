@@ -185,6 +185,9 @@ func (w *world) checkLoad(r *tracked, o Output) {
 	if r.Params != nil && r.Params.LoadFailurePolicy != "" {
 		policy = r.Params.LoadFailurePolicy
 	}
+	if r.Params != nil && r.Params.DoRemoteDecode {
+		policy = kv.RecomputeOnLoadFailure
+	}
 	var failed *connector.Error
 	if errors.As(o.Err, &failed) && policy == kv.RecomputeOnLoadFailure || o.LoadErr != nil && policy != kv.RecomputeOnLoadFailure {
 		w.t.Fatalf("%s: policy %q, ends with %v after %v", o.ID, policy, o.Err, o.LoadErr)
@@ -238,6 +241,9 @@ func (w *world) add(t *rapid.T) {
 	switch rapid.IntRange(0, 2).Draw(t, "hand-off") {
 	case 1:
 		r.Params = &kv.TransferParams{DoRemoteDecode: true}
+		if rapid.Bool().Draw(t, "earlier turn") {
+			r.Params.RemoteBlockIDs, r.Params.RemoteNumTokens = kv.BlockIDs{{1}}, rapid.IntRange(0, 22).Draw(t, "of tokens")
+		}
 	case 2:
 		r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
 		r.Params.LoadFailurePolicy = rapid.SampledFrom([]kv.LoadFailurePolicy{"", "", kv.FailOnLoadFailure, kv.RecomputeOnLoadFailure}).Draw(t, "own policy")
@@ -309,7 +315,7 @@ func (w *world) settle(q *fakeReq, fail bool) {
 		rep.Err = &connector.Error{Request: q.ID, Peer: "P", Phase: connector.PhaseTransfer, Reason: "cut"}
 		w.tear(q, 5)
 	} else {
-		all := entries(w.reqs[q.ID].Prompt)
+		all := entries(w.reqs[q.ID].Prompt)[:q.computed+q.external]
 		from := q.computed / w.cfg.BlockSize * w.cfg.BlockSize
 		w.mem.write(q.blocks, from, all[from:])
 		w.mem.stamp(q.blocks, from, len(all), q.epoch)
@@ -322,11 +328,29 @@ func (w *world) settle(q *fakeReq, fail bool) {
 
 // release is the peer's reading of leased blocks, and the end of the lease.
 func (w *world) release(q *fakeReq) {
-	want := entries(w.reqs[q.ID].Prompt)
+	tokens := w.reqs[q.ID].Prompt
+	if q.turn {
+		tokens = slices.Concat(tokens, w.reqs[q.ID].got)
+		tokens = tokens[:len(tokens)-1] // the KV of the last one was never computed
+		w.checkKept(q, tokens)
+	}
+	want := entries(tokens)
 	if got := w.mem.read(q.blocks, len(want)); !slices.Equal(got, want) {
 		w.t.Fatalf("%s: leased blocks were changed", q.ID)
 	}
 	w.step(ConnectorOutput{connector.WorkerOutput{Sent: []connector.SentReport{{ID: q.ID}}}})
+}
+
+// checkKept checks what the connector was told of blocks that are kept for a next turn.
+func (w *world) checkKept(q *fakeReq, tokens []kv.Token) {
+	if q.whole != Digest(tokens, Keys{}) || len(q.prefixes) != len(tokens)/w.cfg.BlockSize {
+		w.t.Fatalf("%s: a digest of %d tokens is wrong, or %d prefixes", q.ID, len(tokens), len(q.prefixes))
+	}
+	for i, d := range q.prefixes {
+		if d != Digest(tokens[:(i+1)*w.cfg.BlockSize], Keys{}) {
+			w.t.Fatalf("%s: the digest of %d blocks is wrong", q.ID, i+1)
+		}
+	}
 }
 
 // compute runs the model, at once or not before the step is reported: nothing may depend on when.
@@ -426,6 +450,7 @@ func TestMachine(t *testing.T) {
 		if rapid.Bool().Draw(t, "partly external") {
 			w.conn.external = 5
 		}
+		w.conn.both = rapid.Bool().Draw(t, "bidirectional")
 		t.Repeat(map[string]func(*rapid.T){
 			"add":  w.add,
 			"add2": w.add,

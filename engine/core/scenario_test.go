@@ -56,6 +56,7 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 	cfg.ParkTimeout = time.Duration(park) * time.Second
 	s := &scenario{mem: newMemory(cfg), prompts: map[string][]kv.Token{}}
 	s.conn = newFakeConn(t.Fatal)
+	s.conn.both = d.HasArg("bidirectional")
 	s.conn.trace = func(format string, args ...any) { fmt.Fprintf(&s.out, "  connector: "+format+"\n", args...) }
 	var err error
 	if s.m, err = New(cfg, s.conn); err != nil {
@@ -115,6 +116,9 @@ func (s *scenario) line(t *testing.T, line string) {
 			r.Params = &kv.TransferParams{DoRemoteDecode: true}
 		case "decode":
 			r.Params = &kv.TransferParams{DoRemotePrefill: true, RemoteEngineID: "P"}
+		case "turn":
+			r.Params = &kv.TransferParams{DoRemoteDecode: true, RemoteEngineID: "D", RemoteBlockIDs: kv.BlockIDs{{0}}}
+			fmt.Sscan(opt["tokens"], &r.Params.RemoteNumTokens)
 		}
 		if p, ok := opt["policy"]; ok {
 			r.Params.LoadFailurePolicy = kv.LoadFailurePolicy(p)
@@ -149,7 +153,7 @@ func (s *scenario) line(t *testing.T, line string) {
 		s.step(t, done)
 	case "received":
 		q := s.conn.reqs[id]
-		all := entries(s.prompts[opt["id"]])
+		all := entries(s.prompts[opt["id"]])[:q.computed+q.external]
 		s.mem.write(q.blocks, q.computed, all[q.computed:])
 		s.step(t, ConnectorOutput{connector.WorkerOutput{Recv: []connector.ReceiveReport{{ID: id}}}})
 	case "failed":
