@@ -135,7 +135,8 @@ func assemble(cfg Config) (p *parts, err error) {
 	undo = append(undo, func() error { table.Close(); return nil })
 	if p.half, err = scheduler.New(scheduler.Config{
 		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Role: cfg.Role, Mode: cfg.Mode, BlockSize: cfg.BlockSize,
-		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
+		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Bidirectional: cfg.Bidirectional, DecoderBlocksTTL: cfg.DecoderBlocksTTL,
+		Clock: peer.At, RecomputeThreshold: max(cfg.RecomputeThreshold, 0), Events: events,
 	}); err != nil {
 		return nil, err
 	}

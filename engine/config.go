@@ -69,6 +69,15 @@ type Config struct {
 	// RegistrationTimeout is how long a request waits for a silent prefill engine before it fails.
 	// Default 480 s, the stock value.
 	RegistrationTimeout time.Duration
+	// Bidirectional makes conversations cheaper in pull: a decode engine keeps the KV of prompt and answer,
+	// and the prefill engine of the next turn reads it back. Either engine of a pair may lack it.
+	Bidirectional bool
+	// DecoderBlocksTTL is how long a decode engine keeps blocks for the next turn, if it does not need
+	// them before. Default 480 s, the stock value.
+	DecoderBlocksTTL time.Duration
+	// RecomputeThreshold is the number of tokens below which they are computed here instead of brought by
+	// a peer. Default 64 if Bidirectional, as in stock, else off; below 0: off.
+	RecomputeThreshold int
 	// LoadFailurePolicy is what becomes of a request whose KV does not come from its peer, unless its
 	// parameters say otherwise: kv.FailOnLoadFailure (default) or kv.RecomputeOnLoadFailure.
 	LoadFailurePolicy kv.LoadFailurePolicy
@@ -185,6 +194,10 @@ func (c Config) withDefaults() Config {
 	orTime(&c.EngineTTL, connector.DefaultEngineTTL)
 	orTime(&c.RegistrationTimeout, 480*time.Second)
 	orTime(&c.ParkTimeout, c.RegistrationTimeout)
+	orTime(&c.DecoderBlocksTTL, connector.DefaultDecoderBlocksTTL)
+	if c.Bidirectional {
+		orInt(&c.RecomputeThreshold, connector.DefaultRecomputeThreshold)
+	}
 	if c.LoadFailurePolicy == "" {
 		c.LoadFailurePolicy = kv.FailOnLoadFailure
 	}
@@ -250,6 +263,12 @@ func (c Config) Validate() error {
 	}
 	if c.ParkTimeout < time.Second {
 		bad("park timeout of %v is below one second", c.ParkTimeout)
+	}
+	if c.Bidirectional && c.Mode == kv.Push {
+		bad("bidirectional_kv_xfer works in pull only, and the mode is push: use --mode pull, or leave it off")
+	}
+	if c.DecoderBlocksTTL < time.Second {
+		bad("decoder_kv_blocks_ttl of %v is below one second", c.DecoderBlocksTTL)
 	}
 	if !c.LoadFailurePolicy.Valid() {
 		bad("load failure policy %q is unknown, use fail or recompute", c.LoadFailurePolicy)

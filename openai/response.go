@@ -73,13 +73,14 @@ type ChatMessage struct {
 
 // ChatChunk is one chunk of a chat's stream. Object is "chat.completion.chunk".
 type ChatChunk struct {
-	ID             string            `json:"id"`
-	Object         string            `json:"object"`
-	Created        int64             `json:"created"` // seconds since 1970
-	Model          string            `json:"model"`
-	Choices        []ChatDeltaChoice `json:"choices"`
-	Usage          *Usage            `json:"usage,omitempty"`
-	PromptTokenIDs []kv.Token        `json:"prompt_token_ids,omitempty"`
+	ID               string            `json:"id"`
+	Object           string            `json:"object"`
+	Created          int64             `json:"created"` // seconds since 1970
+	Model            string            `json:"model"`
+	Choices          []ChatDeltaChoice `json:"choices"`
+	Usage            *Usage            `json:"usage,omitempty"`
+	PromptTokenIDs   []kv.Token        `json:"prompt_token_ids,omitempty"`
+	KVTransferParams json.RawMessage   `json:"kv_transfer_params,omitempty"` // in the last chunk, of a decode engine that keeps its KV
 }
 
 // ChatDeltaChoice is what is new of one answer.

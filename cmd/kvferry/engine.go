@@ -34,6 +34,7 @@ type engineFlags struct {
 	engineID    string
 	prefixCache bool
 	policy      string
+	threshold   string
 	kvFaults    []string
 	drain       time.Duration
 	randomIDs   bool
@@ -92,6 +93,9 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.cfg.Lease, "lease", 30*time.Second, "how long a finished prompt's blocks are kept for a decode engine that is silent")
 	fl.DurationVar(&f.cfg.RegistrationTimeout, "registration-timeout", 480*time.Second, "how long a request waits for a silent prefill engine")
 	fl.StringVar(&f.policy, "kv-load-failure-policy", string(kv.FailOnLoadFailure), "`POLICY` when a request's KV does not come from the prefill engine: fail, or recompute it here; a request's kv_transfer_params may say otherwise")
+	fl.BoolVar(&f.cfg.Bidirectional, "bidirectional-kv-xfer", false, "with --mode pull: keep the KV of an answer for the next turn of its conversation, and read back what a decode engine kept of an earlier one")
+	fl.DurationVar(&f.cfg.DecoderBlocksTTL, "decoder-kv-blocks-ttl", connector.DefaultDecoderBlocksTTL, "with --bidirectional-kv-xfer: how long a decode engine keeps blocks for the next turn, unless it needs them")
+	fl.StringVar(&f.threshold, "kv-recompute-threshold", "", "compute fewer than `TOKENS` here instead of having them brought by a peer; 0 turns it off; default: 64 with --bidirectional-kv-xfer, else 0")
 	fl.DurationVar(&f.cfg.ParkTimeout, "park-timeout", 0, "how long requests that wait for KV may keep blocks that others need while nothing goes on; default: --registration-timeout")
 	fl.StringVar(&f.cfg.VLLMVersion, "vllm-version", engine.DefaultVLLMVersion, "`VERSION` that enters the compatibility hash")
 	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
@@ -142,6 +146,15 @@ func (f *engineFlags) settings() (engine.Config, error) {
 	if !cfg.LoadFailurePolicy.Valid() {
 		return cfg, usagef("--kv-load-failure-policy %q is unknown, use fail or recompute", f.policy)
 	}
+	if f.threshold != "" {
+		n, err := strconv.Atoi(f.threshold)
+		if err != nil || n < 0 {
+			return cfg, usagef("--kv-recompute-threshold %q is not a number of tokens, want 0 or more", f.threshold)
+		}
+		if cfg.RecomputeThreshold = n; n == 0 {
+			cfg.RecomputeThreshold = -1
+		}
+	}
 	for _, k := range f.kvFaults {
 		cfg.InjectKVFault = append(cfg.InjectKVFault, engine.KVFault(k))
 	}
@@ -168,6 +181,7 @@ func (f *engineFlags) checkZeros() error {
 		{"max-batch-tokens", f.cfg.MaxBatchTokens == 0}, {"max-running", f.cfg.MaxRunning == 0},
 		{"max-queue", f.cfg.MaxQueue == 0}, {"lease", f.cfg.Lease == 0},
 		{"registration-timeout", f.cfg.RegistrationTimeout == 0}, {"connector-version", f.cfg.ConnectorVersion == 0},
+		{"decoder-kv-blocks-ttl", f.cfg.DecoderBlocksTTL == 0},
 	} {
 		if z.zero {
 			return usagef("--%s is 0, must be more", z.flag)

@@ -15,6 +15,7 @@ import (
 type pairOptions struct {
 	model, transport  string
 	mode              string
+	bidirectional     bool
 	blockSize, blocks int
 	layout            string
 	lease             string
@@ -34,6 +35,9 @@ func (o pairOptions) engineArgs(role string) []string {
 	args := []string{"engine", "--role", role, "--listen", "127.0.0.1:0", "--log-format", "json",
 		"--mode", o.mode, "--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease,
 		"--block-size", strconv.Itoa(o.blockSize), "--blocks", strconv.Itoa(o.blocks)}
+	if o.bidirectional {
+		args = append(args, "--bidirectional-kv-xfer", "--kv-recompute-threshold", "1")
+	}
 	if role == "decode" {
 		if o.noDecodeCache {
 			args = append(args, "--prefix-cache=false")

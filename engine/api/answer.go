@@ -130,6 +130,15 @@ func (a *answer) params() json.RawMessage {
 	return wire.AppendTransferParams(nil, &p)
 }
 
+// turnParams is the kv_transfer_params of a stream's chunk: the last one of the first request says what this
+// decode engine keeps for the next turn. What a prefill leg answers is in no stream, as with stock engines.
+func (a *answer) turnParams(child int, out *engine.Output) json.RawMessage {
+	if child > 0 || out.Params == nil || !out.Params.DoRemoteDecode {
+		return nil
+	}
+	return a.params()
+}
+
 func finishReason(out *engine.Output) *string {
 	if out.Finish == "" {
 		return nil
@@ -180,6 +189,7 @@ func (w completionWriter) chunks(a *answer, child int, first bool, out *engine.O
 		choice.PromptTokenIDs = a.promptIDs(child)
 	}
 	c.Choices = append(c.Choices, choice)
+	c.KVTransferParams = a.turnParams(child, out)
 	return []any{c}
 }
 
@@ -222,6 +232,7 @@ func (w chatWriter) chunks(a *answer, child int, first bool, out *engine.Output)
 		Index: child, Delta: openai.ChatDelta{Content: out.Text},
 		FinishReason: finishReason(out), StopReason: stopReason(&a.job.children[child], out), TokenIDs: a.tokenIDs(out),
 	})
+	c.KVTransferParams = a.turnParams(child, out)
 	return append(all, c)
 }
 

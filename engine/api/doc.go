@@ -24,7 +24,8 @@
 // transfer id then, which names one request only; peers find each other by the ids.
 //
 // An answer with kv_transfer_params carries those of its first request, and only if it is not
-// streamed. With "return_token_ids" the answer has the token ids beside the text.
+// streamed. The exception is what a decode engine keeps for the next turn (bidirectional pull): the last
+// chunk of a stream says that, too. With "return_token_ids" the answer has the token ids beside the text.
 //
 // `usage.prompt_tokens_details.cached_tokens` counts prompt tokens that were not computed for the
 // request: from the prefix cache and from a peer, or what the router says that P had cached.

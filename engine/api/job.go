@@ -146,10 +146,25 @@ func (s *Server) tokenLimit(prompt []kv.Token, asked, otherwise int, promptField
 	return room, nil
 }
 
-// pulls tells whether the parameters name P's blocks. They are those of the first prompt; other prompts
-// of the request are computed here. (A stock engine reads the same blocks for all of them,
+// pulls tells whether the parameters name a peer's blocks. They are those of the first prompt; other
+// prompts of the request are computed here. (A stock engine reads the same blocks for all of them,
 // nixl-connector.md H9.)
-func (j *job) pulls() bool { return j.params.DoRemotePrefill && j.params.RemoteBlockIDs.Len() > 0 }
+func (j *job) pulls() bool { return j.params.RemoteBlockIDs.Len() > 0 }
+
+// paramsOf are the parameters of a child; nil if it hands nothing over.
+func (j *job) paramsOf(child int) *kv.TransferParams {
+	if j.params == nil {
+		return nil
+	}
+	own := *j.params
+	if child >= j.n && j.pulls() {
+		if own.DoRemotePrefill {
+			return nil
+		}
+		own.RemoteBlockIDs, own.RemoteNumTokens, own.RemoteBlocksExpiry, own.Lease = nil, 0, nil, 0
+	}
+	return &own
+}
 
 // add makes the children of one prompt. Each answer has a seed of its own, or all would be alike.
 func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sampling) {
@@ -166,10 +181,7 @@ func (j *job) add(parent kv.RequestID, prompt []kv.Token, limit int, p openai.Sa
 			r.Sampling.Seed = uint64(*p.Seed) + uint64(k)
 		}
 		r.Tier = j.tierOf(len(j.children))
-		if j.params != nil && (len(j.children) < j.n || !j.pulls()) {
-			own := *j.params
-			r.Params = &own
-		}
+		r.Params = j.paramsOf(len(j.children))
 		j.children = append(j.children, r)
 	}
 }
