@@ -7,8 +7,10 @@ import (
 )
 
 // CachedTokens reads usage.prompt_tokens_details.cached_tokens of an answer or chunk.
-func CachedTokens(o *Object) (int, bool) {
-	usage := child(o, "usage")
+func CachedTokens(o *Object) (int, bool) { return UsageCached(child(o, "usage")) }
+
+// UsageCached reads prompt_tokens_details.cached_tokens of a usage object; nil has none.
+func UsageCached(usage *Object) (int, bool) {
 	details := child(usage, "prompt_tokens_details")
 	if details == nil {
 		return 0, false
@@ -21,13 +23,21 @@ func CachedTokens(o *Object) (int, bool) {
 // whether there was one; nothing else changes.
 func SetCachedTokens(o *Object, n int) bool {
 	usage := child(o, "usage")
+	if !SetUsageCached(usage, n) {
+		return false
+	}
+	o.Set("usage", usage.Bytes())
+	return true
+}
+
+// SetUsageCached does the same to a usage object.
+func SetUsageCached(usage *Object, n int) bool {
 	details := child(usage, "prompt_tokens_details")
 	if details == nil || details.Raw("cached_tokens") == nil {
 		return false
 	}
 	details.Set("cached_tokens", strconv.AppendInt(nil, int64(n), 10))
 	usage.Set("prompt_tokens_details", details.Bytes())
-	o.Set("usage", usage.Bytes())
 	return true
 }
 

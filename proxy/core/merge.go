@@ -136,19 +136,43 @@ func (m *Merge) keepUsage(part int, o *openai.Object) error {
 // total is the usage of all parts; nil if none has told it.
 func (m *Merge) total() []byte {
 	var sum *openai.Object
-	for i, u := range m.usage {
+	for first := 0; first < len(m.usage); first += m.perPrompt {
+		one := m.totalOfPrompt(m.usage[first:min(first+m.perPrompt, len(m.usage))])
 		switch {
-		case u == nil:
+		case one == nil:
 		case sum == nil:
-			sum = u.Clone()
+			sum = one
 		default:
-			openai.AddUsage(sum, u, i%m.perPrompt == 0)
+			openai.AddUsage(sum, one, true)
 		}
 	}
 	if sum == nil {
 		return nil
 	}
 	return sum.Bytes()
+}
+
+// totalOfPrompt is the usage of all answers to one prompt, which counts once. What the first of them to be
+// computed did not find in a cache was not there: the others have found what that one computed.
+func (m *Merge) totalOfPrompt(answers []*openai.Object) *openai.Object {
+	var sum *openai.Object
+	least := -1
+	for _, u := range answers {
+		if n, ok := openai.UsageCached(u); ok && (least < 0 || n < least) {
+			least = n
+		}
+		switch {
+		case u == nil:
+		case sum == nil:
+			sum = u.Clone()
+		default:
+			openai.AddUsage(sum, u, false)
+		}
+	}
+	if least >= 0 {
+		openai.SetUsageCached(sum, least)
+	}
+	return sum
 }
 
 // Body is the whole answer, once every part has given its own.

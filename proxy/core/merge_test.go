@@ -148,6 +148,40 @@ func TestMergeStreams(t *testing.T) {
 	})
 }
 
+// TestMergeCached: of a prompt, what the answer that was computed first has found counts, once.
+func TestMergeCached(t *testing.T) {
+	for _, c := range []struct {
+		perPrompt int
+		cached    []int // -1: not told
+		want      string
+	}{
+		{3, []int{32, 0, 32}, `{"cached_tokens":0}`},
+		{3, []int{16, 48, 32}, `{"cached_tokens":16}`},
+		{1, []int{32, 0, 16}, `{"cached_tokens":48}`},
+		{2, []int{32, 16, 5, 7}, `{"cached_tokens":21}`},
+		{2, []int{-1, 16, 7, -1}, `{"cached_tokens":7}`},
+		{2, []int{-1, -1, -1, -1}, `null`},
+	} {
+		m := NewMerge("R", len(c.cached), c.perPrompt, false)
+		for i, n := range c.cached {
+			details := "null"
+			if n >= 0 {
+				details = fmt.Sprintf(`{"cached_tokens":%d}`, n)
+			}
+			body := fmt.Sprintf(`{"choices":[{"index":0}],"usage":{"prompt_tokens":50,"completion_tokens":2,"total_tokens":52,"prompt_tokens_details":%s}}`, details)
+			if err := m.Whole(i, []byte(body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		prompts := len(c.cached) / c.perPrompt
+		want := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":%s}`,
+			50*prompts, 2*len(c.cached), 50*prompts+2*len(c.cached), c.want)
+		if got, err := m.Body(); err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("%+v: %s, %v, want %s", c, got, err, want)
+		}
+	}
+}
+
 func TestMergeWhole(t *testing.T) {
 	m := NewMerge("R", 3, 3, false)
 	for i, s := range []string{
