@@ -45,6 +45,7 @@ type attempt struct {
 	sent context.Context // of P's leg on the wire
 	cut  context.CancelFunc
 
+	earlier  core.Turn // what D kept of an earlier turn, for this attempt only
 	handoff  core.Handoff
 	source   core.Source // of D's KV
 	fellBack bool        // D computes the prompt, as P kept nothing
@@ -86,7 +87,7 @@ func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Fa
 	defer a.cut()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(prefillGrace, a.cut) })
 	defer stop()
-	resp, f := r.post(a.sent, a, t, core.PrefillBody(a.plan.API, a.body, a.id))
+	resp, f := r.post(a.sent, a, t, core.PrefillBody(a.plan.API, a.body, a.id, a.earlier))
 	if f != nil {
 		return f
 	}

@@ -24,7 +24,9 @@ var notForPrefill = []string{
 //
 // A completion always gets max_tokens, because engines ignore the other names there: a P that
 // generates more than one token hands over a block that D never asked for (section 14).
-func PrefillBody(api API, client *openai.Object, id kv.TransferID) []byte {
+//
+// earlier, if D has kept anything of an earlier turn, goes along as D said it.
+func PrefillBody(api API, client *openai.Object, id kv.TransferID, earlier Turn) []byte {
 	o := client.Clone()
 	one := []byte("1")
 	capped := false
@@ -44,6 +46,10 @@ func PrefillBody(api API, client *openai.Object, id kv.TransferID) []byte {
 		o.Set("n", one)
 	}
 	o.Set("stream", []byte("false"))
+	if earlier.Kept() {
+		o.Set("kv_transfer_params", earlier.withTransferID(id))
+		return o.Bytes()
+	}
 	params := []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
 		`"remote_block_ids":null,"remote_host":null,"remote_port":null,"transfer_id":`)
 	o.Set("kv_transfer_params", append(appendString(params, string(id)), '}'))

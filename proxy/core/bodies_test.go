@@ -31,7 +31,7 @@ const everyField = `{ "model":"m", "prompt":"x", "max_tokens":40, "max_completio
 
 func TestLegBodies(t *testing.T) {
 	o := object(t, everyField)
-	prefill := string(PrefillBody(Completions, o, "xfer-1"))
+	prefill := string(PrefillBody(Completions, o, "xfer-1", Turn{}))
 	const wantPrefill = `{ "model":"m", "prompt":"x", "max_tokens":1, "max_completion_tokens":1, "stream":false, "n":1,
  "stop":["a"], "stop_token_ids":[1], "ignore_eos":true, "temperature":0.70, "seed":9007199254740993,
  "tools":[{"type":"function"}], "unknown":{"big":12345678901234567890,"f":1.0}, ` +
@@ -63,7 +63,7 @@ func TestPrefillTokenLimits(t *testing.T) {
 		{ChatCompletions, `{"max_tokens":"x","max_completion_tokens":9}`, `"max_tokens":1,"max_completion_tokens":1`},
 		{ChatCompletions, `{"max_tokens":7,"max\u005ftokens":8}`, `"max\u005ftokens":1`},
 	} {
-		got := string(PrefillBody(c.api, object(t, c.in), "t"))
+		got := string(PrefillBody(c.api, object(t, c.in), "t", Turn{}))
 		want := "{" + c.want + `,"stream":false,"kv_transfer_params":`
 		if !strings.HasPrefix(got, want) {
 			t.Errorf("%s: got %s, want %s…", c.in, got, want)
@@ -93,7 +93,7 @@ func TestLegBodiesPassTheConnectorsParser(t *testing.T) {
 		needed []string
 	}{
 		{
-			wire.PrefillLeg, PrefillBody(Completions, o, "xfer-1"),
+			wire.PrefillLeg, PrefillBody(Completions, o, "xfer-1", Turn{}),
 			kv.TransferParams{DoRemoteDecode: true, DCPSize: 1, PPSize: 1, TransferID: "xfer-1"},
 			[]string{"do_remote_decode"},
 		},

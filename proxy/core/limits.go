@@ -15,6 +15,14 @@ const (
 	// rank. Real ones are below 1024.
 	MaxRanks = 1024
 
+	// maxConversationID bounds a client's conversation_id as written, bytes. Only a hash of it is kept.
+	maxConversationID = 1024
+
+	// maxTurns and maxTurnBytes bound what is remembered of conversations: a thousand decode engines with
+	// some dozens each, and block ids of long prompts. Beyond them the oldest are forgotten.
+	maxTurns     = 1 << 16
+	maxTurnBytes = 256 << 20
+
 	// MaxText bounds the engine id and host of coordinates.
 	MaxText = 4096
 )

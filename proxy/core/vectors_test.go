@@ -47,7 +47,7 @@ func TestVectors(t *testing.T) {
 				var own struct {
 					Params map[string]any `json:"kv_transfer_params"`
 				}
-				if err := json.Unmarshal(PrefillBody(Completions, object(t, `{}`), "t"), &own); err != nil {
+				if err := json.Unmarshal(PrefillBody(Completions, object(t, `{}`), "t", Turn{}), &own); err != nil {
 					t.Fatal(err)
 				}
 				delete(own.Params, "transfer_id")
