@@ -41,6 +41,10 @@ type Config struct {
 	FirstByteTimeout time.Duration // default 10 min
 	IdleTimeout      time.Duration // default 5 min
 
+	// ConversationTTL is how long the router remembers what a decode engine keeps of a conversation
+	// (bidirectional pull): less than engines keep it. Default 450 s for their 480 s.
+	ConversationTTL time.Duration
+
 	MaxBody      int64 // bytes of one request; default DefaultMaxBody
 	MaxBodyBytes int64 // bytes of all requests at a time; default DefaultMaxBodyBytes
 	MaxInFlight  int   // requests at a time; default DefaultMaxInFlight
@@ -61,6 +65,7 @@ func (c Config) withDefaults() Config {
 	or(&c.ConnectTimeout, 5*time.Second)
 	or(&c.FirstByteTimeout, 10*time.Minute)
 	or(&c.IdleTimeout, 5*time.Minute)
+	or(&c.ConversationTTL, 450*time.Second)
 	if c.PrefillPolicy == nil {
 		c.PrefillPolicy = &core.RoundRobin{}
 	}
@@ -115,7 +120,7 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		name string
 		v    time.Duration
-	}{{"connect", c.ConnectTimeout}, {"first byte", c.FirstByteTimeout}, {"idle", c.IdleTimeout}} {
+	}{{"connect", c.ConnectTimeout}, {"first byte", c.FirstByteTimeout}, {"idle", c.IdleTimeout}, {"conversation", c.ConversationTTL}} {
 		if d.v < 0 {
 			bad("%s timeout is %v, must be positive", d.name, d.v)
 		}

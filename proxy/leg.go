@@ -93,7 +93,10 @@ func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Fa
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
-		return readFailure(t, resp)
+		f := readFailure(t, resp)
+		// Perhaps because of what D said: the client is not to blame for that.
+		f.Retry = f.Retry || a.earlier.Kept() && resp.StatusCode == http.StatusBadRequest
+		return f
 	}
 	if stop() {
 		defer context.AfterFunc(ctx, func() { time.AfterFunc(prefillTail, a.cut) })()

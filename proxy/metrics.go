@@ -20,6 +20,7 @@ type metrics struct {
 	legs     *prometheus.CounterVec // failed legs by leg, class
 	cancels  *prometheus.CounterVec // by leg, cause
 	retries  prometheus.Counter
+	turns    *prometheus.CounterVec // by what became of them
 	asked    *prometheus.CounterVec // coordinates by result
 	releases *prometheus.CounterVec // of P's holds, by result
 	phases   *prometheus.HistogramVec
@@ -42,13 +43,15 @@ func newMetrics(r *Router) *metrics {
 		}),
 		asked:    counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
 		releases: counter("releases_total", "Holds of prefill engines that no decode engine takes, and that the router tells them to let go: released, over (it had ended), failed, dropped (too many at a time).", "result"),
+		turns:    counter("turns_total", "What decode engines keep of conversations: kept for the next turn, used by it, dropped.", "what"),
+		asked:    counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kvferry_router_phase_seconds", Help: "Phases of good requests. prefill: P's leg; decode_first_chunk: D's leg to the first piece of its stream; " +
 				"handoff: P's answer to that piece; first_chunk: client's request to that piece; total: to the end of the answer.",
 			Buckets: secondsBuckets,
 		}, []string{"phase"}),
 	}
-	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.releases, m.phases, inFlight{r},
+	m.registry.MustRegister(m.requests, m.refusals, m.legs, m.cancels, m.retries, m.asked, m.releases, m.turns, m.phases, inFlight{r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -83,6 +86,8 @@ func (m *metrics) cancelled(leg core.Leg, cause string) {
 	m.cancels.WithLabelValues(leg.String(), cause).Inc()
 }
 
+func (m *metrics) turn(what string) { m.turns.WithLabelValues(what).Inc() }
+
 func (m *metrics) coordinates(err error) {
 	result := "ok"
 	if err != nil {
@@ -97,6 +102,7 @@ func (m *metrics) released(result string) { m.releases.WithLabelValues(result).I
 type inFlight struct{ r *Router }
 
 var (
+	turnsDesc   = prometheus.NewDesc("kvferry_router_conversations", "Conversations of which a decode engine keeps a turn, as far as the router remembers.", nil, nil)
 	clientsDesc = prometheus.NewDesc("kvferry_router_inflight", "Client requests at this moment.", nil, nil)
 	stateDesc   = prometheus.NewDesc("kvferry_router_upstream_state",
 		"1: the last leg on the engine did well, or there was none; 0: it failed by the engine's fault.", []string{"leg", "engine"}, nil)
@@ -105,12 +111,14 @@ var (
 
 func (inFlight) Describe(ch chan<- *prometheus.Desc) {
 	ch <- clientsDesc
+	ch <- turnsDesc
 	ch <- legsDesc
 	ch <- stateDesc
 }
 
 func (c inFlight) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(clientsDesc, prometheus.GaugeValue, float64(c.r.inFlight.Load()))
+	ch <- prometheus.MustNewConstMetric(turnsDesc, prometheus.GaugeValue, float64(c.r.turns.len()))
 	for _, p := range c.r.pools {
 		for _, s := range p.status() {
 			ch <- prometheus.MustNewConstMetric(legsDesc, prometheus.GaugeValue, float64(s.InFlight), p.leg.String(), s.Engine)

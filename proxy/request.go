@@ -29,6 +29,10 @@ type request struct {
 	legs    sync.WaitGroup
 	next    []core.Event // to step, before anything is waited for
 
+	conversation core.Conversation // zero: none
+	earlier      core.Turn         // what D kept of its last turn, for the first attempt
+	kept         core.Turn         // what D keeps of this one
+
 	gone      bool // the client, as a failed write showed
 	prefilled bool // the attempt's hand-off is known
 	outcome   *core.Outcome
@@ -55,6 +59,7 @@ func (q *request) serve() {
 			timer.Stop()
 		}
 	}()
+	q.beginTurn()
 	q.step(core.Begin{}, nil)
 	for q.outcome == nil {
 		if q.gone {
@@ -93,6 +98,7 @@ func (q *request) serve() {
 		}
 	}
 	q.observe()
+	q.endTurn()
 }
 
 // legEnded drops coordinates if what happened may be their fault, and goes on.
@@ -171,6 +177,8 @@ func (q *request) write(chunk []byte) {
 	if n, ok := q.cached(); ok {
 		chunk = core.SetCachedEvents(chunk, n)
 	}
+	chunk, kept := core.TakeTurnEvents(chunk)
+	q.keep(kept)
 	q.gone = !q.out.write(chunk)
 }
 
@@ -182,6 +190,9 @@ func (q *request) complete(streamed bool) {
 	if n, ok := q.cached(); ok {
 		a.body = core.SetCached(a.body, n)
 	}
+	body, kept := core.TakeTurn(a.body)
+	a.body = body
+	q.keep(kept)
 	q.out.whole(q.head(), a)
 }
 
@@ -300,6 +311,8 @@ func (q *request) newAttempt(number int) {
 	}
 	if last != nil {
 		last.close()
+	} else {
+		a.earlier = q.earlier // not for a second attempt: D may be done with it
 	}
 	a.ctx, a.stop = context.WithCancel(q.ctx)
 	q.attempt = a

@@ -20,6 +20,7 @@ type Router struct {
 	transport *http.Transport
 	pools     [2]*pool // by core.Leg
 	metrics   *metrics
+	turns     *turns
 	forward   []string      // client headers for the engines
 	patience  time.Duration // clientWriteTimeout
 
@@ -56,6 +57,7 @@ func New(cfg Config) (*Router, error) {
 	}
 	r.pools[core.Prefill] = newPool(core.Prefill, cfg.Prefill, cfg.PrefillPolicy)
 	r.pools[core.Decode] = newPool(core.Decode, cfg.Decode, cfg.DecodePolicy)
+	r.turns = newTurns(cfg.ConversationTTL)
 	r.metrics = newMetrics(r)
 	for _, h := range append(append([]string(nil), forwardAlways...), cfg.ForwardHeaders...) {
 		r.forward = append(r.forward, http.CanonicalHeaderKey(h))

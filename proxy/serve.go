@@ -37,6 +37,11 @@ func (r *Router) serveCompletion(w http.ResponseWriter, req *http.Request, api c
 		r.refuse(w, api, openai.JSONError(err))
 		return
 	}
+	conversation, err := core.TakeConversation(obj, req.Header)
+	if err != nil {
+		r.refuse(w, api, err)
+		return
+	}
 	plan, err := core.NewPlan(api, obj)
 	if err != nil {
 		r.refuse(w, api, err)
@@ -58,6 +63,7 @@ func (r *Router) serveCompletion(w http.ResponseWriter, req *http.Request, api c
 		}
 		return unique
 	})
+	q.conversation = conversation
 	q.serve()
 	c.finish(q.end())
 }

@@ -48,6 +48,7 @@ func newRouter() *cobra.Command {
 	fl.DurationVar(&f.cfg.ConnectTimeout, "connect-timeout", 5*time.Second, "how long a connection to an engine may take")
 	fl.DurationVar(&f.cfg.FirstByteTimeout, "first-byte-timeout", 10*time.Minute, "how long an engine may take until it answers")
 	fl.DurationVar(&f.cfg.IdleTimeout, "idle-timeout", 5*time.Minute, "how long an engine may be silent within an answer")
+	fl.DurationVar(&f.cfg.ConversationTTL, "conversation-ttl", 450*time.Second, "how long to remember what a decode engine keeps of a conversation; less than the engines' --decoder-kv-blocks-ttl")
 	fl.Int64Var(&f.cfg.MaxBody, "max-body", proxy.DefaultMaxBody, "largest request body in `BYTES`")
 	fl.IntVar(&f.cfg.MaxInFlight, "max-in-flight", proxy.DefaultMaxInFlight, "most `REQUESTS` at a time; more are answered 429")
 	fl.StringArrayVar(&f.cfg.ForwardHeaders, "forward-header", nil, "`NAME` of a client header that engines get too; may be given several times")

@@ -21,7 +21,7 @@ const (
 	// maxTurns and maxTurnBytes bound what is remembered of conversations: a thousand decode engines with
 	// some dozens each, and block ids of long prompts. Beyond them the oldest are forgotten.
 	maxTurns     = 1 << 16
-	maxTurnBytes = 256 << 20
+	maxTurnBytes = 64 << 20
 
 	// MaxText bounds the engine id and host of coordinates.
 	MaxText = 4096

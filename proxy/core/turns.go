@@ -158,6 +158,16 @@ func (t *Turns) Take(now time.Time, c Conversation) (turn Turn, dropped []Turn) 
 	return turn, dropped
 }
 
+// Forget takes a turn out that is still the conversation's, and tells whether it was.
+func (t *Turns) Forget(c Conversation, turn Turn) bool {
+	e := t.by[c]
+	if e == nil || !bytes.Equal(e.Value.(*keptTurn).turn.raw, turn.raw) {
+		return false
+	}
+	t.drop(e)
+	return true
+}
+
 // Len is how many conversations have one.
 func (t *Turns) Len() int { return len(t.by) }
 
