@@ -158,6 +158,7 @@ func (l *loop) handle(m message) {
 		l.step(core.GiveUpReset{Ticket: m.ticket})
 	case drain:
 		l.draining = true
+		l.step(core.Drain{})
 	case giveUp:
 		l.draining, l.gaveUp = true, true
 		for _, id := range l.machine.IDs() {
@@ -311,7 +312,7 @@ func (l *loop) stats() Stats {
 		Finished: m.Finished, Refused: map[ErrorKind]uint64{},
 		Wakeups:  l.wakeups,
 		Received: m.Received, ReceiveFailed: m.ReceiveFailed, Recomputed: m.Recomputed, Unparked: m.Unparked,
-		CacheResets: m.CacheResets,
+		CacheResets: m.CacheResets, TurnsKept: m.TurnsKept, TurnsReclaimed: m.TurnsReclaimed,
 		Peers:       l.e.parts.peers(),
 		TierLooking: m.Looking, TierLoading: m.Loading, TierCopies: m.Copies, TierQueries: m.TierQueries, TierTokens: m.TierTokens,
 		TierShort: m.TierShort, TierStored: m.TierStored, TierTimeouts: m.TierTimeouts,

@@ -36,6 +36,9 @@ type Stats struct {
 	Unparked      uint64 // those of them that were given up because others needed their blocks
 	CacheResets   uint64 // of the prefix cache
 
+	TurnsKept      uint64 // ended requests whose blocks were kept for a next turn
+	TurnsReclaimed uint64 // those of them that made way for others
+
 	TierLooking  int    // requests that wait for the CPU tier's answer
 	TierLoading  int    // requests that wait for a copy out of it
 	TierCopies   int    // copies from and to it

@@ -111,6 +111,8 @@ var stats = []stat{
 	newStat(prometheus.CounterValue, "receive_failures_total", "Requests whose KV did not come.", func(s *engine.Stats) float64 { return float64(s.ReceiveFailed) }),
 	newStat(prometheus.CounterValue, "recomputed_total", "Requests whose KV did not come and was computed here instead.", func(s *engine.Stats) float64 { return float64(s.Recomputed) }),
 	newStat(prometheus.CounterValue, "unparked_total", "Requests that waited for KV and were given up because others needed their blocks.", func(s *engine.Stats) float64 { return float64(s.Unparked) }),
+	newStat(prometheus.CounterValue, "turns_kept_total", "Ended requests whose blocks were kept for the next turn of their conversations.", func(s *engine.Stats) float64 { return float64(s.TurnsKept) }),
+	newStat(prometheus.CounterValue, "turns_reclaimed_total", "Those of them that made way for others before the next turn.", func(s *engine.Stats) float64 { return float64(s.TurnsReclaimed) }),
 	newStat(prometheus.CounterValue, "prefix_cache_resets_total", "Resets of the prefix cache.", func(s *engine.Stats) float64 { return float64(s.CacheResets) }),
 }
 

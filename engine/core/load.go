@@ -89,13 +89,18 @@ func (m *Machine) parked() []*request {
 	return rs
 }
 
+// lacking is how many blocks the first request that starves lacks at most.
+func (m *Machine) lacking() int {
+	if i := slices.IndexFunc(m.waiting, func(r *request) bool { return r.starved }); i >= 0 && !m.stalled {
+		return m.blocksFor(len(m.waiting[i].tokens)) - m.pool.Free()
+	}
+	return 1 - m.pool.Free()
+}
+
 // unpark gives receives up, the latest first, until the first request that starves has what it
 // needs. It reports whether blocks came back at once; mostly they come when the workers say so.
 func (m *Machine) unpark(now time.Time) (freed bool) {
-	need := 1 - m.pool.Free()
-	if i := slices.IndexFunc(m.waiting, func(r *request) bool { return r.starved }); i >= 0 && !m.stalled {
-		need = m.blocksFor(len(m.waiting[i].tokens)) - m.pool.Free()
-	}
+	need := m.lacking()
 	for _, r := range slices.Backward(m.parked()) {
 		need -= len(r.blocks)
 		err := &connector.Error{Request: r.ID, Peer: r.Params.RemoteEngineID, Phase: connector.PhaseLimit, Reason: fmt.Sprintf(

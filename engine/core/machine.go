@@ -29,6 +29,7 @@ type Machine struct {
 	parking  parking
 	tier     tierBook
 	resets   []uint64 // tickets of cache resets that wait
+	turns    turnBook
 
 	arrivals uint64
 	actions  []Action
@@ -54,11 +55,13 @@ type request struct {
 
 	tokens   []kv.Token // prompt, then what was sampled
 	blocks   []kv.BlockID
-	computed int    // tokens whose KV is in blocks
-	hashes   []Hash // of the first full blocks of tokens, as far as known
-	offered  int    // blocks given to the prefix cache, as far as it wants them
-	starved  bool   // it could not get blocks when it was last tried
-	stale    bool   // blocks has KV from before a cache reset
+	computed int           // tokens whose KV is in blocks
+	hashes   []Hash        // of the first full blocks of tokens, as far as known
+	offered  int           // blocks given to the prefix cache, as far as it wants them
+	starved  bool          // it could not get blocks when it was last tried
+	stale    bool          // blocks has KV from before a cache reset
+	turn     kv.Generation // lease of its blocks, if they are kept for a next turn
+	letGo    bool          // and somebody else needs them
 
 	admitted bool // it has had blocks
 	counted  bool // usage.Cached is known
@@ -125,6 +128,8 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		m.tierLoaded(e)
 	case TierStored:
 		m.tierStored(e)
+	case Drain:
+		m.turns.over = true
 	case Tick:
 		m.tierExpire(now)
 		if m.conn != nil {
@@ -136,6 +141,7 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 	if m.watchParking(now, progress) {
 		batch = m.schedule(now)
 	}
+	m.reclaim()
 	if m.conn != nil {
 		if meta, ok := m.conn.Metadata(now); ok {
 			// Before the answers: whoever has one may ask the workers for what it names at once.
@@ -339,6 +345,7 @@ func (m *Machine) drop(r *request) {
 	m.pool.Release(r.blocks)
 	r.blocks = nil
 	r.state = ended
+	m.turns.forget(r)
 	delete(m.requests, r.ID)
 }
 

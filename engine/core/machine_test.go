@@ -525,6 +525,54 @@ func TestMachine(t *testing.T) {
 	})
 }
 
+// What is kept for next turns that never come is in nobody's way: the workers give back what they are told
+// to, and every request ends.
+func TestTurnsMakeWay(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := drawConfig(t)
+		cfg.ParkTimeout, cfg.Tier = 0, false
+		w := newWorld(t, cfg)
+		w.conn.both = true
+		for range rapid.IntRange(1, 12).Draw(t, "requests") {
+			w.add(t)
+		}
+		if rapid.Bool().Draw(t, "reset") {
+			w.ticket++
+			w.resets[w.ticket] = true
+			w.step(ResetCache{Ticket: w.ticket, Wait: true})
+		}
+		if rapid.Bool().Draw(t, "end") {
+			w.step(Drain{})
+		}
+		for idle := false; !idle; {
+			idle = true
+			for _, id := range w.ids() {
+				switch q := w.conn.reqs[id]; {
+				case q == nil:
+				case isReceiving(q):
+					w.settle(q, false)
+					idle = false
+				case isLeased(q) && (q.released || !q.turn):
+					w.release(q)
+					idle = false
+				}
+			}
+			if w.batch != nil {
+				w.report()
+				idle = false
+			}
+		}
+		for id, r := range w.reqs {
+			if r.finish == "" {
+				t.Fatalf("%s waits for turns that do not come: %+v", id, w.m.Stats())
+			}
+		}
+		if len(w.resets) > 0 || w.m.turns.over && !w.m.Quiet() {
+			t.Fatalf("a reset or the end of the engine waits for turns that do not come: %+v", w.m.Stats())
+		}
+	})
+}
+
 // A request that needs every block ends although small requests whose KV comes from peers arrive
 // without a pause, before and after it.
 func TestNobodyStarves(t *testing.T) {

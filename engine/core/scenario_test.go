@@ -77,6 +77,9 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 		fmt.Fprintf(&s.out, "free=%d/%d cached=%d running=%d waiting=%d remote=%d held=%d hits=%d/%d preemptions=%d stray=%d finished=%v",
 			st.BlocksFree, st.BlocksTotal, st.BlocksCached, st.Running, st.Waiting, st.WaitingRemote, st.Held,
 			st.PrefixHits, st.PrefixQueries, st.Preemptions, st.StrayOutcomes, st.Finished)
+		if st.TurnsKept > 0 {
+			fmt.Fprintf(&s.out, " turns=%d reclaimed=%d", st.TurnsKept, st.TurnsReclaimed)
+		}
 		if st.ReceiveFailed > 0 {
 			fmt.Fprintf(&s.out, " failed=%d recomputed=%d unparked=%d", st.ReceiveFailed, st.Recomputed, st.Unparked)
 		}
@@ -180,6 +183,8 @@ func (s *scenario) line(t *testing.T, line string) {
 		var ticket uint64
 		fmt.Sscan(opt["ticket"], &ticket)
 		s.step(t, GiveUpReset{Ticket: ticket})
+	case "drain":
+		s.step(t, Drain{})
 	case "refuse":
 		s.conn.refuse = &connector.Error{Request: id, Phase: connector.PhaseParams, Reason: "remote_host is missing"}
 	case "accept":

@@ -77,7 +77,7 @@ type Request struct {
 }
 
 // Event is what happened outside: Add, Abort, ReleaseHold, StepDone, ConnectorOutput, ResetCache,
-// GiveUpReset, Tick, or one of the tier's.
+// GiveUpReset, Drain, Tick, or one of the tier's.
 type Event interface{ coreEvent() }
 
 type (
@@ -115,6 +115,9 @@ type (
 	// GiveUpReset ends the waiting of a ResetCache; it is then answered with a *CacheBusyError. An
 	// answered ticket is ignored.
 	GiveUpReset struct{ Ticket uint64 }
+	// Drain says that no request comes any more: what is kept for next turns is let go, now and as requests
+	// end.
+	Drain struct{}
 	// Tick says that the time of Deadline has come.
 	Tick struct{}
 )
@@ -126,6 +129,7 @@ func (StepDone) coreEvent()        {}
 func (ConnectorOutput) coreEvent() {}
 func (ResetCache) coreEvent()      {}
 func (GiveUpReset) coreEvent()     {}
+func (Drain) coreEvent()           {}
 func (Tick) coreEvent()            {}
 
 // Result is what a step gave for one sequence.
@@ -222,6 +226,7 @@ type Stats struct {
 	Received, ReceiveFailed        uint64
 	Recomputed                     uint64 // failed receives whose request went on
 	Unparked                       uint64 // receives given up because others needed their blocks
+	TurnsKept, TurnsReclaimed      uint64 // ended requests kept for a next turn; let go because others needed their blocks
 	CacheResets                    uint64
 	StrayOutcomes                  uint64 // outcomes of requests that wait for none
 
