@@ -42,7 +42,7 @@ func newMetrics(r *Router) *metrics {
 			Name: "kvferry_router_retried_legs_total", Help: "Legs of second attempts.",
 		}),
 		asked:    counter("coordinates_total", "Questions for a prefill engine's coordinates.", "result"),
-		releases: counter("releases_total", "Holds of prefill engines that no decode engine takes, and that the router tells them to let go: released, over (it had ended), failed, dropped (too many at a time).", "result"),
+		releases: counter("releases_total", "Holds that nobody will ask for, and that the router tells engines to let go: released, over (it had ended), failed, dropped (too many at a time).", "result"),
 		turns:    counter("turns_total", "What decode engines keep of conversations: kept for the next turn, used by it, dropped.", "what"),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kvferry_router_phase_seconds", Help: "Phases of good requests. prefill: P's leg; decode_first_chunk: D's leg to the first piece of its stream; " +

@@ -81,6 +81,16 @@ func (p *pool) take(avoid *target) *target {
 	return t
 }
 
+// named is the engine that the router calls so; nil if there is none.
+func (p *pool) named(name string) *target {
+	for _, t := range p.targets {
+		if t.name == name {
+			return t
+		}
+	}
+	return nil
+}
+
 // giveBack ends a leg that was never sent.
 func (t *target) giveBack() {
 	t.mu.Lock()

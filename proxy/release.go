@@ -22,8 +22,11 @@ const (
 // once, within releaseTimeout, and at most maxReleases at a time: what is not reached by it is for the
 // lease.
 func (r *Router) release(a *attempt) {
-	t, body, request := a.targets[core.Prefill], a.handoff.ReleaseBody(), a.request
-	header := r.engineHeader(a)
+	r.letGo(a.targets[core.Prefill], a.handoff.ReleaseBody(), r.engineHeader(a))
+}
+
+// letGo tells an engine that nobody will ask for what it keeps.
+func (r *Router) letGo(t *target, body []byte, header http.Header) {
 	if r.releases.Add(1) > maxReleases {
 		r.releases.Add(-1)
 		r.metrics.released(releaseDropped)
@@ -36,7 +39,7 @@ func (r *Router) release(a *attempt) {
 		released, err := r.postRelease(ctx, t, header, body)
 		switch {
 		case err != nil && r.ctx.Err() == nil:
-			r.log.Warn("a prefill engine keeps KV that nobody will ask for until its lease ends", "engine", t.name, "leg_id", string(request), "error", err)
+			r.log.Warn("a "+t.leg.String()+" engine keeps KV that nobody will ask for until its lease ends", "engine", t.name, "leg_id", header.Get("X-Request-Id"), "error", err)
 			fallthrough
 		case err != nil:
 			r.metrics.released(releaseFailed)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/http"
 	"sync"
 	"time"
 
@@ -95,8 +96,18 @@ func (q *request) endTurn() {
 	}
 }
 
+// dropTurns tells the decode engines that nobody will ask for these, as far as they have said how. Nobody
+// waits for it.
 func (r *Router) dropTurns(turns ...core.Turn) {
-	for range turns {
+	for _, t := range turns {
 		r.metrics.turn(turnDropped)
+		d := r.pools[core.Decode].named(t.Engine)
+		if d == nil || !t.Releasable() {
+			continue
+		}
+		header := http.Header{}
+		header.Set("Content-Type", "application/json")
+		header.Set("User-Agent", "kvferry-router")
+		r.letGo(d, t.ReleaseBody(), header)
 	}
 }

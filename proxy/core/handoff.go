@@ -45,15 +45,19 @@ func ReadHandoff(answer *openai.Object) (Handoff, error) {
 }
 
 // Releasable tells whether P has said how it is told that nobody will ask for the KV.
-func (h Handoff) Releasable() bool {
-	return h.Raw != nil && h.params.Release != "" && h.params.Lease != 0 && h.params.RemoteRequestID != ""
+func (h Handoff) Releasable() bool { return h.Raw != nil && releasable(&h.params) }
+
+func releasable(p *kv.TransferParams) bool {
+	return p.Release != "" && p.Lease != 0 && p.RemoteRequestID != ""
 }
 
 // ReleaseBody is what P's /kv/release is sent to let go what a Releasable hand-off is about.
-func (h Handoff) ReleaseBody() []byte {
-	b := appendString([]byte(`{"request_id":`), string(h.params.RemoteRequestID))
-	b = strconv.AppendUint(append(b, `,"lease":`...), uint64(h.params.Lease), 10)
-	return append(appendString(append(b, `,"token":`...), h.params.Release), '}')
+func (h Handoff) ReleaseBody() []byte { return releaseBody(&h.params) }
+
+func releaseBody(p *kv.TransferParams) []byte {
+	b := appendString([]byte(`{"request_id":`), string(p.RemoteRequestID))
+	b = strconv.AppendUint(append(b, `,"lease":`...), uint64(p.Lease), 10)
+	return append(appendString(append(b, `,"token":`...), p.Release), '}')
 }
 
 // Mode is what P says that the pair's mode is; push if it says nothing.

@@ -65,6 +65,12 @@ func (t Turn) withTransferID(id kv.TransferID) []byte {
 	return o.Bytes()
 }
 
+// Releasable tells whether D has said how it is told that there will be no next turn.
+func (t Turn) Releasable() bool { return t.Kept() && releasable(&t.params) }
+
+// ReleaseBody is what D's /kv/release is sent for that.
+func (t Turn) ReleaseBody() []byte { return releaseBody(&t.params) }
+
 var paramsKey = []byte(`"kv_transfer_params"`)
 
 // TakeTurn takes what D keeps out of its answer, or a chunk of it: a client has no use for hosts and
