@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -32,6 +33,7 @@ type request struct {
 	conversation core.Conversation // zero: none
 	earlier      core.Turn         // what D kept of its last turn, for the first attempt
 	kept         core.Turn         // what D keeps of this one
+	told         bool              // the client has the end of its stream, after which it may leave
 
 	gone      bool // the client, as a failed write showed
 	prefilled bool // the attempt's hand-off is known
@@ -46,6 +48,8 @@ func (r *Router) newRequest(ctx context.Context, header http.Header, plan core.P
 		}, plan.Disaggregate),
 	}
 }
+
+var doneEvent = []byte("data: " + openai.Done)
 
 // serve drives the machine until the request has ended and no leg is left.
 func (q *request) serve() {
@@ -180,6 +184,7 @@ func (q *request) write(chunk []byte) {
 	chunk, kept := core.TakeTurnEvents(chunk)
 	q.keep(kept)
 	q.gone = !q.out.write(chunk)
+	q.told = q.told || !q.gone && bytes.Contains(chunk, doneEvent)
 }
 
 func (q *request) complete(streamed bool) {

@@ -87,7 +87,7 @@ func (q *request) keep(t core.Turn) {
 // endTurn lets go what there will be no next turn for: the answer has not reached its client, or is of no
 // conversation; and what P has not taken.
 func (q *request) endTurn() {
-	well := q.outcome.Failure == nil && !q.outcome.ClientGone
+	well := q.outcome.Failure == nil && (!q.outcome.ClientGone || q.told)
 	if q.earlier.Kept() && (!well || q.outcome.Attempts > 1) {
 		q.r.dropTurns(q.earlier)
 	}

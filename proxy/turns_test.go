@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -119,4 +120,78 @@ func TestTurnsOfNobody(t *testing.T) {
 		t.Errorf("%v %s", err, got)
 	}
 	r.settled(t)
+}
+
+// TestTurnOfAClientThatLeaves: a client that has the end of its stream may go; before that its answer counts
+// for nothing.
+func TestTurnOfAClientThatLeaves(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		t.Run(fmt.Sprintf("whole %v", whole), func(t *testing.T) {
+			p := newEngine(t, wire.PrefillLeg, pullPrefill)
+			first := true
+			d := newEngine(t, wire.DecodeLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+				if !first {
+					keeping(true)(e, w, req, s)
+					return
+				}
+				first = false
+				if whole {
+					keeping(true)(e, w, req, s)
+				} else {
+					cut := &cutWriter{ResponseWriter: w}
+					keeping(true)(e, cut, req, s)
+				}
+				_ = http.NewResponseController(w).Flush()
+				<-req.Context().Done() // it keeps its leg open until its client leaves
+			})
+			r := pullPair(t, p, d)
+			ctx, leave := context.WithCancel(context.Background())
+			defer leave()
+			const body = `{"prompt":"x","stream":true,"conversation_id":"a"}`
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/v1/completions", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := httpClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := "[DONE]"
+			if !whole {
+				last = "choices"
+			}
+			for got := ""; !strings.Contains(got, last); {
+				buf := make([]byte, 4096)
+				n, err := resp.Body.Read(buf)
+				if got += string(buf[:n]); err != nil && !strings.Contains(got, last) {
+					t.Fatalf("%v after %q", err, got)
+				}
+			}
+			leave()
+			_ = resp.Body.Close()
+			await(t, "D's leg", d.arrived)
+			r.settled(t)
+			if resp, got, err := r.post(t, "/v1/completions", body); err != nil || resp.StatusCode != 200 {
+				t.Fatalf("%v %s", err, got)
+			}
+			want := ""
+			if whole {
+				want = "cmpl-1"
+			}
+			if got := p.legs()[1].named(); got != want {
+				t.Errorf("the next turn names %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// cutWriter leaves out the end of a stream.
+type cutWriter struct{ http.ResponseWriter }
+
+func (c *cutWriter) Write(b []byte) (int, error) {
+	text, _, _ := strings.Cut(string(b), "data: [DONE]")
+	if _, err := io.WriteString(c.ResponseWriter, text); err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }

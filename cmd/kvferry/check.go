@@ -22,6 +22,8 @@ const (
 	settleTimeout = 5 * time.Second
 	settlePoll    = 20 * time.Millisecond
 	freeBlocks    = "kvferry_engine_blocks_free"
+
+	computedPrompt = "kvferry_engine_computed_prompt_tokens_total"
 )
 
 // checker compares a pair with a single engine.
@@ -37,6 +39,7 @@ type checker struct {
 	baseline     map[*child]float64
 
 	requests int
+	turns    int // of a conversation that P has read back
 	failures []string
 }
 
@@ -64,8 +67,12 @@ func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
 		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(start))
 		return errors.New("the pair and the single engine do not agree")
 	}
-	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d mutants caught, %s over %s, at most 1 prompt token computed on D, all blocks home, %s",
-		len(cases), c.requests, len(engine.KVFaults), f.pair.mode, chosenTransport(f.pair.transport), elapsed(start))
+	turns := ""
+	if c.turns > 0 {
+		turns = fmt.Sprintf(" %d turns read back from D,", c.turns)
+	}
+	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d mutants caught, %s over %s, at most 1 prompt token computed on D,%s all blocks home, %s",
+		len(cases), c.requests, len(engine.KVFaults), f.pair.mode, chosenTransport(f.pair.transport), turns, elapsed(start))
 	return nil
 }
 
@@ -89,6 +96,7 @@ func (c *checker) start(ctx context.Context) error {
 	c.progress.show("starting five engines and routers")
 	o := c.flags.pair
 	o.noDecodeCache = len(o.kvFaults) > 0
+	o.readAll = true // each of the cases is to go from engine to engine
 	mutated := o
 	mutated.noDecodeCache, mutated.kvFaults = true, nil
 	for _, f := range engine.KVFaults {
@@ -158,6 +166,12 @@ func (c *checker) run(ctx context.Context, cases []checkCase) {
 		c.progress.show(fmt.Sprintf("[%d/%d] %s", i+1, len(cases), tc.name))
 		if err := c.runCase(ctx, tc); err != nil {
 			c.failf("%s: %v", tc.name, err)
+		}
+	}
+	if c.flags.pair.bidirectional {
+		c.progress.show("turns of a conversation")
+		if err := c.conversation(ctx); err != nil {
+			c.failf("conversation: %v", err)
 		}
 	}
 	if err := c.settled(ctx); err != nil {

@@ -18,6 +18,7 @@ const maxAnswer = 16 << 20
 // completion is what the check needs of an answer to /v1/completions.
 type completion struct {
 	ID      string
+	Prompt  []int
 	Tokens  []int
 	Finish  string
 	Headers http.Header
@@ -25,18 +26,20 @@ type completion struct {
 
 type completionRequest struct {
 	Model          string `json:"model"`
-	Prompt         string `json:"prompt"`
+	Prompt         any    `json:"prompt"` // text or tokens
 	MaxTokens      int    `json:"max_tokens"`
 	Temperature    int    `json:"temperature"`
 	ReturnTokenIDs bool   `json:"return_token_ids"`
 	StopTokenIDs   []int  `json:"stop_token_ids,omitempty"`
 	IgnoreEOS      bool   `json:"ignore_eos,omitempty"`
 	Stream         bool   `json:"stream,omitempty"`
+	ConversationID string `json:"conversation_id,omitempty"`
 }
 
 type completionChunk struct {
 	ID      string `json:"id"`
 	Choices []struct {
+		PromptIDs    []int  `json:"prompt_token_ids"`
 		TokenIDs     []int  `json:"token_ids"`
 		FinishReason string `json:"finish_reason"`
 	} `json:"choices"`
@@ -139,6 +142,7 @@ func (c *completion) add(chunk completionChunk) error {
 	}
 	c.ID = chunk.ID
 	for _, choice := range chunk.Choices {
+		c.Prompt = append(c.Prompt, choice.PromptIDs...)
 		c.Tokens = append(c.Tokens, choice.TokenIDs...)
 		if choice.FinishReason != "" {
 			c.Finish = choice.FinishReason

@@ -16,6 +16,7 @@ type pairOptions struct {
 	model, transport  string
 	mode              string
 	bidirectional     bool
+	readAll           bool // however little: no recompute threshold
 	blockSize, blocks int
 	layout            string
 	lease             string
@@ -36,7 +37,10 @@ func (o pairOptions) engineArgs(role string) []string {
 		"--mode", o.mode, "--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease,
 		"--block-size", strconv.Itoa(o.blockSize), "--blocks", strconv.Itoa(o.blocks)}
 	if o.bidirectional {
-		args = append(args, "--bidirectional-kv-xfer", "--kv-recompute-threshold", "1")
+		args = append(args, "--bidirectional-kv-xfer")
+		if o.readAll {
+			args = append(args, "--kv-recompute-threshold", "0")
+		}
 	}
 	if role == "decode" {
 		if o.noDecodeCache {

@@ -36,6 +36,7 @@ func newUp() *cobra.Command {
 			"  kvferry up --listen 127.0.0.1:9000 --block-size 32\n" +
 			"  kvferry up --check\n" +
 			"  kvferry up --mode pull --check\n" +
+			"  kvferry up --mode pull --bidirectional-kv-xfer --check\n" +
 			"  kvferry up --check --faults --seed 7\n" +
 			"  kvferry up --check --inject-kv-fault zero-head   # must fail: the decode engine damages what it receives",
 		Args: noArgs,
@@ -65,6 +66,7 @@ func newUp() *cobra.Command {
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
 	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
 	fl.StringVar(&f.pair.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (the prefill engine writes) or pull (the decode engine reads)")
+	fl.BoolVar(&f.pair.bidirectional, "bidirectional-kv-xfer", false, "with --mode pull: the prefill engine reads back what the decode engine kept of a conversation's last turn (conversation_id in a request's body)")
 	fl.StringVar(&f.pair.transport, "transport", "auto", "`TRANSPORT` of KV blocks: auto (shm, as all run on this machine), shm or tcp")
 	fl.IntVar(&f.pair.blockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.pair.blocks, "blocks", 1024, "KV `BLOCKS` of each engine")
