@@ -35,6 +35,13 @@
 // (Config.LoadFailurePolicy, and kv_load_failure_policy of a request). Either way nothing of the
 // failed load is in the prefix cache.
 //
+// # Next turns
+//
+// A decode engine that is Bidirectional keeps what an ended request has, for Config.DecoderBlocksTTL at most:
+// until a prefill engine has read it, somebody releases it, another request needs the blocks, the
+// prefix cache is reset or the engine ends. A prefill engine whose request names such blocks reads them as a
+// decode engine reads its; if they do not come, it computes, whatever the policy.
+//
 // # Closing
 //
 // Close refuses new requests, finishes what it has taken and hands over what it has promised to

@@ -40,6 +40,19 @@
 // push, prefillGrace in pull, prefillTail when it has begun). What remains for the lease is an answer that
 // is slower, a P that cannot be reached, and a D that refuses the KV of a P without the key.
 //
+// # Conversations
+//
+// In pull a D that is bidirectional says in its answer, or in the last chunk of its stream, what it keeps for
+// the next turn. The router takes that out of what the client gets. If the request named a conversation
+// (conversation_id, which no engine sees), it is remembered, for Config.ConversationTTL and for one
+// request: P's leg of the next turn brings it along as D has written it, once. A second attempt goes without,
+// as does a P that answers 400. What no turn will follow D is told to let go: an answer of no
+// conversation, one that did not reach its client, one that is too old or followed by another (turns.go).
+//
+// A conversation is a client's: of one Authorization, model and cache salt. That a prompt really begins with
+// the earlier turn is checked by kvferry engines, by digest; stock ones believe what they are told. A stock
+// router overrides remote_host; here D's word counts, as P's does (engines are told --advertise-host).
+//
 // # Several answers
 //
 // A request for several answers is split into one per answer (n, several prompts), each a pair of legs

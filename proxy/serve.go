@@ -37,7 +37,7 @@ func (r *Router) serveCompletion(w http.ResponseWriter, req *http.Request, api c
 		r.refuse(w, api, openai.JSONError(err))
 		return
 	}
-	conversation, err := core.TakeConversation(obj, req.Header)
+	conversation, err := core.TakeConversation(obj, req.Header.Get("Authorization"))
 	if err != nil {
 		r.refuse(w, api, err)
 		return

@@ -106,6 +106,9 @@ func (h *Half) Arrived(now time.Time, r connector.Request) error {
 		h.stats.Refused++
 		return err
 	}
+	if p := r.Params; p.DoRemoteDecode && p.RemoteEngineID == h.cfg.Engine && p.Lease != 0 {
+		h.Release(p.RemoteRequestID, p.Lease) // our own turn: the prefix cache has it
+	}
 	q := &request{
 		id:       r.ID,
 		transfer: r.Params.TransferID,

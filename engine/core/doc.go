@@ -34,6 +34,12 @@
 // first: two engines that hold blocks for each other's requests would else wait for ever although
 // both live.
 //
+// # Next turns
+//
+// Blocks that a connector keeps for the next turn of a conversation are held, but for nobody who waits: while
+// fewer than an eighth of all blocks are free, or a request starves, the oldest are released (turn.go), and
+// all of them when a cache reset waits or the engine drains.
+//
 // # Cache resets
 //
 // A reset makes all contents unknown, now and for what live requests compute behind older KV. It is

@@ -5,7 +5,6 @@ import (
 	"container/list"
 	"crypto/sha256"
 	"encoding/binary"
-	"net/http"
 	"time"
 
 	"github.com/kvferry/kvferry/kv"
@@ -23,7 +22,7 @@ type Conversation [sha256.Size]byte
 // TakeConversation takes the conversation out of a client's body, as far as it names one. Whoever sends
 // another Authorization, asks another model or has another cache salt is in another conversation, whatever
 // it calls it.
-func TakeConversation(body *openai.Object, header http.Header) (c Conversation, err error) {
+func TakeConversation(body *openai.Object, authorization string) (c Conversation, err error) {
 	raw := body.Present(conversationField)
 	if raw != nil && (raw[0] != '"' || len(raw) < 3 || len(raw) > maxConversationID) {
 		return c, &openai.Error{
@@ -38,7 +37,7 @@ func TakeConversation(body *openai.Object, header http.Header) (c Conversation, 
 		return c, nil
 	}
 	h := sha256.New()
-	for _, part := range [][]byte{raw, []byte(header.Get("Authorization")), body.Present("model"), body.Present("cache_salt")} {
+	for _, part := range [][]byte{raw, []byte(authorization), body.Present("model"), body.Present("cache_salt")} {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 		h.Write(part)
 	}

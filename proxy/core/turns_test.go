@@ -2,7 +2,6 @@ package core
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -61,11 +60,7 @@ func TestTakeConversation(t *testing.T) {
 	take := func(body, authorization string) (Conversation, string) {
 		t.Helper()
 		o := object(t, body)
-		h := http.Header{}
-		if authorization != "" {
-			h.Set("Authorization", authorization)
-		}
-		c, err := TakeConversation(o, h)
+		c, err := TakeConversation(o, authorization)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +87,7 @@ func TestTakeConversation(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{`7`, `""`, `["a"]`, `"` + strings.Repeat("x", 1100) + `"`} {
-		if _, err := TakeConversation(object(t, `{"conversation_id":`+bad+`}`), nil); err == nil || err.(*openai.Error).Param != "conversation_id" {
+		if _, err := TakeConversation(object(t, `{"conversation_id":`+bad+`}`), ""); err == nil || err.(*openai.Error).Param != "conversation_id" {
 			t.Errorf("%.20s: %v", bad, err)
 		}
 	}
