@@ -207,6 +207,9 @@ func TestToldOwnHost(t *testing.T) {
 			"side channel of D": {d: func(c *Config) { c.SideChannel, c.AdvertiseHost = "[::1]:0", "127.0.0.1" }, says: "--advertise-host"},
 			"agent of D":        {d: func(c *Config) { c.AgentListen, c.AgentAdvertise = "[::1]:0", "127.0.0.1" }, says: "--agent-listen"},
 		} {
+			if mode == kv.Push && name == "agent of D" {
+				continue // as its side channel, but D waits for a first contact of 30 s
+			}
 			t.Run(string(mode)+" "+name, func(t *testing.T) {
 				t.Parallel()
 				with := func(role connector.Role, change func(*Config)) *Engine {
