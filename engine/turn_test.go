@@ -64,14 +64,14 @@ func TestTurns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			x := newTurnPair(t, c.change)
-			p := prompt(100, 3)
+			p := prompt(70, 3)
 			var kept *kv.TransferParams
 			for i := range 3 {
 				had := 0
 				if kept != nil {
 					had = kept.RemoteNumTokens
 				}
-				prefill, decode := x.turn(t, fmt.Sprintf("turn%d", i), p, 20, kept)
+				prefill, decode := x.turn(t, fmt.Sprintf("turn%d", i), p, 12, kept)
 				u := prefill.Usage
 				if i > 0 && u.Cached+u.External != had || u.ComputedPrompt != len(p)-u.Cached-u.External {
 					t.Errorf("turn %d: P's usage is %+v, D had %d of %d tokens", i, u, had, len(p))
@@ -81,14 +81,14 @@ func TestTurns(t *testing.T) {
 				}
 				settle(t, x.p)
 				kept = decode.Params
-				if kept == nil || !kept.DoRemoteDecode || kept.DoRemotePrefill || kept.RemoteNumTokens != len(p)+19 || kept.Lease == 0 ||
-					kept.RemoteBlocksExpiry == nil || kept.RemoteBlockIDs.Len() != (len(p)+19+15)/16 || kept.RemoteEngineID != x.d.Coordinates().EngineID {
+				if kept == nil || !kept.DoRemoteDecode || kept.DoRemotePrefill || kept.RemoteNumTokens != len(p)+11 || kept.Lease == 0 ||
+					kept.RemoteBlocksExpiry == nil || kept.RemoteBlockIDs.Len() != (len(p)+11+15)/16 || kept.RemoteEngineID != x.d.Coordinates().EngineID {
 					t.Fatalf("turn %d: D keeps %+v", i, kept)
 				}
 				if s := x.d.Stats(); s.Held != 1 || s.TurnsKept != uint64(i+1) {
 					t.Errorf("turn %d: D has %+v", i, s)
 				}
-				p = slices.Concat(p, decode.Tokens, prompt(30+i, 50+i))
+				p = slices.Concat(p, decode.Tokens, prompt(20+i, 50+i))
 			}
 			x.letGo(t, kept)
 			if s := x.p.Stats(); s.Received != 2 || s.ReceiveFailed != 0 {
@@ -130,8 +130,8 @@ func TestTurnNotRead(t *testing.T) {
 					c.change(cfg)
 				}
 			})
-			p := prompt(70, 4)
-			_, decode := x.turn(t, "one", p, 20, nil)
+			p := prompt(40, 4)
+			_, decode := x.turn(t, "one", p, 8, nil)
 			kept := *decode.Params
 			kept.RemoteBlockIDs = kept.RemoteBlockIDs.Clone()
 			expiry := *kept.RemoteBlocksExpiry
@@ -197,6 +197,7 @@ func TestTurnOfUnlikeEngines(t *testing.T) {
 		t.Errorf("D keeps %+v", decode.Params)
 	}
 	settle(t, y.d)
+	settle(t, y.p)
 }
 
 // H13: what is of no conversation that could go on is not kept.
@@ -259,15 +260,15 @@ func TestTurnDecodeEngineCloses(t *testing.T) {
 
 // Turns that are kept are in nobody's way: many conversations fill D, whose requests go on all the same.
 func TestTurnsFillDecodeEngine(t *testing.T) {
-	x := newTurnPair(t, func(c *Config) { c.NumBlocks = 40 })
-	for i := range 12 {
-		x.turn(t, fmt.Sprintf("c%d", i), prompt(100, 30+i), 4, nil) // 7 blocks each
+	x := newTurnPair(t, func(c *Config) { c.NumBlocks = 16 })
+	for i := range 8 {
+		x.turn(t, fmt.Sprintf("c%d", i), prompt(40, 30+i), 4, nil) // 3 blocks each
 	}
-	big := prompt(590, 60)
+	big := prompt(240, 60)
 	if a := generate(t, x.d, Request{ID: "big", Prompt: big, MaxTokens: 4}); a.Err != nil {
 		t.Errorf("%v", a.Err)
 	}
-	if s := x.d.Stats(); s.TurnsKept != 12 || s.TurnsReclaimed < 7 {
+	if s := x.d.Stats(); s.TurnsKept != 8 || s.TurnsReclaimed < 4 {
 		t.Errorf("%+v", s)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -34,6 +34,54 @@ func TestPullOfSeveral(t *testing.T) {
 	}
 }
 
+// turnParams is what a D answers that keeps its KV for the next turn.
+const turnParams = `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[4,5]],"remote_engine_id":"d","remote_request_id":"cmpl-R-0-aaaaaaaa","remote_host":"h","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":5,"remote_blocks_expiry_time":480.5,"transfer_mode":"pull"}`
+
+// What a D keeps is the first prompt's; the others are prefilled as if nothing were kept, and handed over.
+func TestTurnOfSeveral(t *testing.T) {
+	f := newFake(say("x"))
+	f.coords.TransferMode = kv.Pull
+	r := newRig(t, f, Config{NoRequestIDSuffix: true})
+	r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":["hello","other"],"n":2,"max_tokens":1,"kv_transfer_params":%s}`, turnParams), "X-Request-Id", "R")
+	qs := f.takeAll(t)
+	if len(qs) != 4 {
+		t.Fatalf("%d requests", len(qs))
+	}
+	for i, q := range qs {
+		if q.Params == nil || !q.Params.DoRemoteDecode || q.Params.Readers != 2 || (q.Params.RemoteBlockIDs.Len() == 2) != (i < 2) ||
+			(q.Params.RemoteBlocksExpiry != nil) != (i < 2) {
+			t.Errorf("request %s has the parameters %+v", q.ID, q.Params)
+		}
+	}
+}
+
+// A D says in its answer what it keeps for the next turn, and in the last chunk of a stream.
+func TestTurnIsSaid(t *testing.T) {
+	expiry := 480.5
+	f := newFake(func(r engine.Request) []engine.Output {
+		out := append(say("a")(r)[:0:0], engine.Output{Text: "a", Tokens: []kv.Token{1}}, say("b")(r)[0])
+		out[1].Params = &kv.TransferParams{
+			DoRemoteDecode: true, RemoteEngineID: "d", RemoteRequestID: "cmpl-R-0-aaaaaaaa", RemoteHost: "h", RemotePort: 5600, TPSize: 1, DCPSize: 1, PPSize: 1,
+			RemoteBlockIDs: kv.BlockIDs{{4, 5}}, RemoteNumTokens: 5, RemoteBlocksExpiry: &expiry, Mode: kv.Pull,
+		}
+		return out
+	})
+	f.coords.TransferMode = kv.Pull
+	r := newRig(t, f, Config{})
+	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+		for _, stream := range []bool{false, true} {
+			_, got := r.do(t, "POST", path, fmt.Sprintf(`{"prompt":"hello","messages":[{"role":"user","content":"x"}],"max_tokens":2,"stream":%v,"kv_transfer_params":%s}`, stream, pullParams))
+			if strings.Count(got, `"kv_transfer_params":`+turnParams) != 1 || strings.Count(got, "kv_transfer_params") != 1 {
+				t.Errorf("%s, stream %v: %s", path, stream, got)
+			}
+			if stream && !strings.Contains(got, turnParams+"}\n\ndata: [DONE]") {
+				t.Errorf("%s: the parameters are not in the last chunk: %s", path, got)
+			}
+			f.takeAll(t)
+		}
+	}
+}
+
 // What ends a stock engine costs its sender a 400 here (H12, H21).
 func TestPullRefusals(t *testing.T) {
 	f := newFake(say("x"))
