@@ -2,13 +2,19 @@ package engine
 
 import (
 	"context"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier/p2p"
 	"github.com/kvferry/kvferry/wire"
 )
 
@@ -56,7 +62,7 @@ func tierSettled(t testing.TB, e *Engine) {
 	}
 }
 
-// check generates and compares with the model alone.
+// run generates and compares with the model alone.
 func (x tierCheck) run(t testing.TB, e *Engine) answer {
 	t.Helper()
 	a := generate(t, e, Request{ID: kv.RequestID(x.id), Prompt: x.prompt, MaxTokens: x.max, Tier: x.tier, CacheSalt: x.salt})
@@ -119,4 +125,277 @@ func TestTierFilesOutliveEngine(t *testing.T) {
 		t.Errorf("%+v from %v", u, a.TierTokens)
 	}
 	tierSettled(t, y)
+}
+
+// A decoder fetches what a prefiller is just computing, whichever is asked first.
+func TestTierPrefillerAndDecoder(t *testing.T) {
+	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))
+	for i, warm := range []bool{false, true} {
+		p, id := prompt(200, 20+i), "pd"+strconv.Itoa(i)
+		if warm { // the prefiller has the blocks already, in the KV cache and in the tier
+			tierCheck{id: "warm", prompt: p, max: 1}.run(t, x)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			tierCheck{id: id + "-p", prompt: p, max: 1, tier: wire.P2PParams{Decoder: id}}.run(t, x)
+		})
+		wg.Go(func() {
+			a := tierCheck{id: id + "-d", prompt: p, max: 3, tier: wire.P2PParams{Prefiller: source(t, x, id)}}.run(t, y)
+			if u := a.Usage; u.Tier != 192 || u.ComputedPrompt != 8 {
+				t.Errorf("%s: %+v", id, u)
+			}
+		})
+		wg.Wait()
+	}
+	tierSettled(t, x)
+	tierSettled(t, y)
+}
+
+// tripwire lets something happen when an engine writes to its peers for the nth time.
+type tripwire struct {
+	left atomic.Int64
+	do   func()
+}
+
+func (w *tripwire) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &trippedConn{c, w}, nil
+}
+
+type trippedConn struct {
+	net.Conn
+	w *tripwire
+}
+
+func (c *trippedConn) Write(b []byte) (int, error) {
+	if c.w.left.Add(-1) == 0 {
+		c.w.do()
+	}
+	return c.Conn.Write(b)
+}
+
+// writesOfFetch is more writes than a consumer makes for its greeting, connect, ack, lookup and fetch.
+const writesOfFetch = 6
+
+// A source that dies in any phase costs a computation, and nothing else.
+func TestTierSourceDies(t *testing.T) {
+	p := prompt(36, 30)
+	for n := 1; n <= writesOfFetch; n++ {
+		x := newEngine(t, withTier(TierP2P))
+		tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+		w := &tripwire{do: func() { closeNow(t, x) }}
+		w.left.Store(int64(n))
+		y := newEngine(t, func(c *Config) {
+			withTier(TierP2P)(c)
+			c.Tier.p2p = func(c *p2p.Config) {
+				c.Dial = w.dial
+				c.Session.HandshakeTimeout, c.Session.LookupTimeout, c.Session.LoadTimeout = 2*time.Second, 2*time.Second, 2*time.Second
+			}
+		})
+		a := tierCheck{id: "b", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
+		if u := a.Usage; u.Tier+u.ComputedPrompt != 36 || u.Tier != 0 && u.Tier != 32 {
+			t.Errorf("write %d: %+v", n, u)
+		}
+		tierSettled(t, y)
+	}
+}
+
+// A client that leaves in any phase leaves nothing behind.
+func TestTierClientLeaves(t *testing.T) {
+	p := prompt(36, 30)
+	x := newEngine(t, withTier(TierP2P))
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	for n := 1; n <= writesOfFetch; n++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &tripwire{do: cancel}
+		w.left.Store(int64(n))
+		y := newEngine(t, func(c *Config) {
+			withTier(TierP2P)(c)
+			c.Tier.p2p = func(c *p2p.Config) { c.Dial = w.dial }
+		})
+		id := "tx" + strconv.Itoa(n)
+		s, err := y.Submit(ctx, Request{ID: "b", Prompt: p, MaxTokens: 4, Tier: wire.P2PParams{Source: source(t, x, id)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(t, s)
+		cancel()
+		tierSettled(t, y)
+		tierCheck{id: "c", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, id+"again")}}.run(t, y)
+		tierSettled(t, y)
+		tierSettled(t, x)
+	}
+}
+
+// Engines whose blocks are not alike exchange none, and find that out when they connect.
+func TestTierOtherFacts(t *testing.T) {
+	x := newEngine(t, withTier(TierP2P))
+	p := prompt(100, 32)
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	for name, change := range map[string]func(*Config){
+		"hash seed":    func(c *Config) { c.Tier.HashSeed = "other" },
+		"model name":   func(c *Config) { c.ServedName = "other" },
+		"block size":   func(c *Config) { c.BlockSize = 8 },
+		"block layout": func(c *Config) { c.Layout = model.LBNHC },
+		"form of keys": func(c *Config) { c.Keys = model.RotatedKeys },
+	} {
+		t.Run(name, func(t *testing.T) {
+			y := newEngine(t, func(c *Config) { withTier(TierP2P)(c); change(c) })
+			a := tierCheck{id: "b", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, name)}}.run(t, y)
+			if u := a.Usage; u.Tier != 0 || u.ComputedPrompt != 100 {
+				t.Errorf("%+v", u)
+			}
+			if s := y.Stats(); s.TierTimeouts != 0 {
+				t.Error("it was not refused, but timed out")
+			}
+			tierSettled(t, y)
+		})
+	}
+	tierSettled(t, x)
+}
+
+// A source that accepts and says nothing delays its request by the bound of the engine, no other, and
+// not the step loop.
+func TestTierMuteSource(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	mute := &wire.P2PRemote{ID: "x", Host: "127.0.0.1", Port: ln.Addr().(*net.TCPAddr).Port}
+	e := newEngine(t, func(c *Config) { withTier(TierP2P)(c); c.Tier.Timeout = time.Second })
+	s := submit1(t, e, Request{ID: "late", Prompt: prompt(100, 33), MaxTokens: 3, Tier: wire.P2PParams{Source: mute}})
+	eventually(t, e, func(s Stats) bool { return s.TierLooking == 1 })
+	for i := range 5 {
+		tierCheck{id: "other" + strconv.Itoa(i), prompt: prompt(40, 40+i), max: 4}.run(t, e)
+	}
+	checkAnswer(t, "late", read(t, s), expect(t, prompt(100, 33), 3, model.Sampling{}))
+	if s := e.Stats(); s.TierTimeouts != 1 || s.TierLooking != 0 {
+		t.Errorf("%+v", s)
+	}
+	tierSettled(t, e)
+}
+
+// The bounds that a request names, and salts, are kept.
+func TestTierBounds(t *testing.T) {
+	dir := t.TempDir()
+	files := func(c *Config) { withTier(TierFS)(c); c.Tier.FSDir = dir; c.NoPrefixCache = true }
+	p := prompt(100, 34)
+	x := newEngine(t, files)
+	most := 70
+	tierCheck{id: "store", prompt: p, max: 1, tier: wire.P2PParams{MaxOffload: &most}}.run(t, x)
+	tierSettled(t, x)
+	few, none := 33, 0
+	for name, c := range map[string]struct {
+		tier wire.P2PParams
+		salt string
+		want int
+	}{
+		"no bound":    {want: 64},
+		"max load":    {tier: wire.P2PParams{MaxLoad: &few}, want: 32},
+		"no load":     {tier: wire.P2PParams{MaxLoad: &none}},
+		"other salt":  {salt: "s"},
+		"only memory": {tier: wire.P2PParams{LoadTiers: []wire.TierMatch{}}, want: 64},
+	} {
+		c.tier.MaxOffload = &none
+		a := tierCheck{id: name, prompt: p, max: 3, tier: c.tier, salt: c.salt}.run(t, x)
+		if a.Usage.Tier != c.want {
+			t.Errorf("%s: %+v", name, a.Usage)
+		}
+	}
+	if err := x.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	y := newEngine(t, files)
+	for _, c := range []struct {
+		id    string
+		tiers []wire.TierMatch
+		want  int
+	}{
+		{"no tier", []wire.TierMatch{}, 0}, {"remote storage", []wire.TierMatch{{Locality: "REMOTE"}}, 0},
+		{"cpu", []wire.TierMatch{{Medium: "CPU"}}, 0}, {"local", []wire.TierMatch{{Locality: "LOCAL"}}, 64},
+	} {
+		a := tierCheck{id: c.id, prompt: p, max: 3, tier: wire.P2PParams{LoadTiers: c.tiers, MaxOffload: &none}}.run(t, y)
+		if a.Usage.Tier != c.want {
+			t.Errorf("%s: %+v", c.id, a.Usage)
+		}
+	}
+	tierSettled(t, y)
+}
+
+// A reset of the prefix cache forgets the CPU's memory, too.
+func TestTierReset(t *testing.T) {
+	e := newEngine(t, withTier())
+	p := prompt(100, 35)
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, e)
+	if _, err := e.ResetPrefixCache(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	a := tierCheck{id: "b", prompt: p, max: 3}.run(t, e)
+	if a.Usage.Tier != 0 || a.Usage.ComputedPrompt != 100 {
+		t.Errorf("%+v", a.Usage)
+	}
+	tierSettled(t, e)
+}
+
+// A damaged file is a miss.
+func TestTierDamagedFile(t *testing.T) {
+	dir := t.TempDir()
+	with := func(c *Config) { withTier(TierFS)(c); c.Tier.FSDir = dir }
+	p := prompt(100, 36)
+	x := newEngine(t, with)
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	if err := x.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	damaged := 0
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".kvb" {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		b[len(b)-1] ^= 1
+		damaged++
+		return os.WriteFile(path, b, 0o600)
+	})
+	if err != nil || damaged != 6 {
+		t.Fatalf("%d files, %v", damaged, err)
+	}
+	y := newEngine(t, with)
+	a := tierCheck{id: "b", prompt: p, max: 4}.run(t, y)
+	if a.Usage.Tier != 0 || a.Usage.ComputedPrompt != 100 {
+		t.Errorf("%+v", a.Usage)
+	}
+	tierSettled(t, y)
+	if s, _ := y.TierStats(); s.Files.Dropped != 6 || s.Recovered.Blocks != 6 {
+		t.Errorf("%+v, found %+v", s.Files, s.Recovered)
+	}
+}
+
+// Many requests that share prefixes, and have room for few, get the tokens that each would have alone.
+func TestTierCrowd(t *testing.T) {
+	e := newEngine(t, func(c *Config) {
+		withTier(TierFS)(c)
+		c.Tier.FSDir, c.Tier.Memory, c.NumBlocks, c.MaxRunning = t.TempDir(), c.Tier.Memory/4, 20, 3
+	})
+	var wg sync.WaitGroup
+	for worker := range 3 {
+		wg.Go(func() {
+			for i := range 5 {
+				p := prompt(90, 50+(2*worker+i)%5)
+				tierCheck{id: strconv.Itoa(worker) + "-" + strconv.Itoa(i), prompt: p, max: 3}.run(t, e)
+			}
+		})
+	}
+	wg.Wait()
+	tierSettled(t, e)
+	if s := e.Stats(); s.TierTokens == 0 {
+		t.Errorf("nothing came from the tier: %+v", s)
+	}
 }

@@ -122,6 +122,7 @@ func (d *tierDriver) carryOut() {
 		case core.TierEnd:
 			d.looks = slices.DeleteFunc(d.looks, func(l *look) bool { return l.Seq == c.Seq })
 			if d.requests[c.Seq].refuse == nil {
+				d.m.Touch(tierKeys(c.Keys))
 				d.m.Finish(d.requests[c.Seq].id)
 			}
 			delete(d.requests, c.Seq)

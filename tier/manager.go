@@ -159,6 +159,9 @@ func (t *Manager) Use(keys []core.Key) (id core.JobID, slots []core.Slot, ok boo
 // EndUse ends a Use.
 func (t *Manager) EndUse(id core.JobID) { t.do(func(m *core.Machine) { m.EndUse(id) }) }
 
+// Touch notes the use of those of keys, in prefix order, that are here: they are evicted later.
+func (t *Manager) Touch(keys []core.Key) { t.do(func(m *core.Machine) { m.Touch(keys) }) }
+
 // Reserve makes room to write those blocks of a request that are not here, until Commit.
 func (t *Manager) Reserve(req kv.RequestID, keys []core.Key) (res core.Reservation, ok bool) {
 	t.do(func(m *core.Machine) { res, ok = m.Reserve(req, keys) })

@@ -217,3 +217,5 @@ func (r *rig) do(t *testing.T, method, path, body string, header ...string) (*ht
 	}
 	return resp, string(got)
 }
+
+func (f *fakeEngine) TierStats() (engine.TierStats, bool) { return engine.TierStats{}, false }

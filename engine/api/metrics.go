@@ -53,7 +53,7 @@ func newMetrics(e backend, inFlight *atomic.Int64) *metrics {
 	inFlightGauge := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "http_inflight", Help: "Completion requests at this moment.",
 	}, func() float64 { return float64(inFlight.Load()) })
-	m.registry.MustRegister(m.http, m.firstToken, m.total, m.receivedBytes, m.receivedTime, m.receiveWait, inFlightGauge, statsCollector{e},
+	m.registry.MustRegister(m.http, m.firstToken, m.total, m.receivedBytes, m.receivedTime, m.receiveWait, inFlightGauge, statsCollector{e}, tierCollector{e},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -99,6 +99,13 @@ var stats = []stat{
 	newStat(prometheus.GaugeValue, "requests_waiting_for_remote_kv", "Requests whose KV is on its way from a peer.", func(s *engine.Stats) float64 { return float64(s.WaitingRemote) }),
 	newStat(prometheus.GaugeValue, "requests_held", "Ended requests whose blocks are kept for a peer.", func(s *engine.Stats) float64 { return float64(s.Held) }),
 	newStat(prometheus.GaugeValue, "peers", "Connected peer engines.", func(s *engine.Stats) float64 { return float64(s.Peers) }),
+	newStat(prometheus.GaugeValue, "requests_looking", "Requests that wait for the CPU tier to say or bring what it has.", func(s *engine.Stats) float64 { return float64(s.TierLooking) }),
+	newStat(prometheus.GaugeValue, "requests_loading", "Requests whose KV is being copied out of the CPU tier.", func(s *engine.Stats) float64 { return float64(s.TierLoading) }),
+	newStat(prometheus.CounterValue, "tier_query_tokens_total", "Prompt tokens that the CPU tier was asked for.", func(s *engine.Stats) float64 { return float64(s.TierQueries) }),
+	newStat(prometheus.CounterValue, "tier_loaded_tokens_total", "Tokens whose KV came out of the CPU tier.", func(s *engine.Stats) float64 { return float64(s.TierTokens) }),
+	newStat(prometheus.CounterValue, "tier_short_tokens_total", "Tokens whose KV the CPU tier was said to have and did not bring.", func(s *engine.Stats) float64 { return float64(s.TierShort) }),
+	newStat(prometheus.CounterValue, "tier_stored_tokens_total", "Tokens whose KV the CPU tier was given.", func(s *engine.Stats) float64 { return float64(s.TierStored) }),
+	newStat(prometheus.CounterValue, "tier_timeouts_total", "Requests that the CPU tier did not answer in time, and that were computed.", func(s *engine.Stats) float64 { return float64(s.TierTimeouts) }),
 	newStat(prometheus.CounterValue, "steps_total", "Model steps.", func(s *engine.Stats) float64 { return float64(s.Steps) }),
 	newStat(prometheus.CounterValue, "prompt_tokens_total", "Prompt tokens of admitted requests.", func(s *engine.Stats) float64 { return float64(s.PromptTokens) }),
 	newStat(prometheus.CounterValue, "computed_prompt_tokens_total", "Prompt positions computed here.", func(s *engine.Stats) float64 { return float64(s.ComputedPrompt) }),

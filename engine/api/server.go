@@ -38,6 +38,7 @@ type backend interface {
 	Submit(ctx context.Context, r engine.Request) (stream, error)
 	Coordinates() engine.Coordinates
 	Stats() engine.Stats
+	TierStats() (engine.TierStats, bool)
 	Model() engine.ModelInfo
 	Tokenizer() *model.Tokenizer
 	Ready() error

@@ -111,7 +111,7 @@ func (m *Machine) admit(now time.Time, b *batch) {
 		switch room := b != nil && b.budget > 0 && len(m.running) < m.cfg.MaxRunning; {
 		case r.blocks != nil:
 			if ok = room; ok {
-				m.run(b, r, min(len(r.tokens)-r.computed, b.budget))
+				m.run(b, r, min(len(r.tokens)-r.computed, b.budget, len(r.blocks)*m.cfg.BlockSize-r.computed))
 			}
 		case short:
 		default:

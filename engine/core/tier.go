@@ -45,8 +45,12 @@ type (
 		Keys        []Hash
 		Blocks      []kv.BlockID
 	}
-	// TierEnd says that a request looks for nothing and stores nothing more.
-	TierEnd struct{ Seq uint64 }
+	// TierEnd says that a request looks for nothing and stores nothing more. Keys is all blocks that it
+	// has used, wherever they came from.
+	TierEnd struct {
+		Seq  uint64
+		Keys []Hash
+	}
 	// TierReset asks the tier to forget all blocks in its memory.
 	TierReset struct{}
 )
@@ -125,6 +129,7 @@ func (m *Machine) tierBegin(now time.Time, r *request) {
 
 // tierLook asks for the blocks behind those in the pool. The last token is always left to compute.
 func (m *Machine) tierLook(now time.Time, r *request) {
+	r.tier.found = 0
 	limit := (len(r.tokens) - 1) / m.cfg.BlockSize
 	if most := r.Tier.MaxLoad; most != nil {
 		limit = min(limit, *most/m.cfg.BlockSize)
@@ -177,12 +182,13 @@ func (m *Machine) tierRoom() bool {
 	return len(m.running)+ready+m.tier.loading < m.cfg.MaxRunning
 }
 
-// admitTier gives a request blocks for all its tokens and lets the tier fill the first n behind hits.
+// admitTier gives a request blocks for the first n behind hits, which the tier is to fill, and for what
+// its first step can compute behind them.
 func (m *Machine) admitTier(now time.Time, r *request, hits []kv.BlockID, n int) bool {
-	if !m.allocate(now, r, hits, m.blocksFor(len(r.tokens)), 0) {
+	from, to := len(hits), len(hits)+n
+	if !m.allocate(now, r, hits, min(m.blocksFor(len(r.tokens)), to+m.blocksFor(m.cfg.MaxBatchTokens)), 0) {
 		return false
 	}
-	from, to := len(hits), len(hits)+n
 	blocks := slices.Clone(r.blocks[from:to])
 	m.pool.Share(blocks)
 	r.tier.found, r.tier.loading = 0, m.nextTicket()
@@ -264,7 +270,7 @@ func (m *Machine) tierEnd(r *request) {
 	if i := slices.Index(m.tier.looking, r); i >= 0 {
 		m.tierLooked(i)
 	}
-	m.do(TierEnd{Seq: r.tier.seq})
+	m.do(TierEnd{Seq: r.tier.seq, Keys: slices.Clip(r.hashes[:min(len(r.hashes), r.computed/m.cfg.BlockSize)])})
 	r.tier.seq = 0
 }
 

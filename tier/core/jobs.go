@@ -20,6 +20,10 @@ func (m *Machine) Use(keys []Key) (JobID, []Slot, bool) {
 	return m.open(jobUse, -1, "", blocks), slots, true
 }
 
+// Touch notes the use of those of keys, in prefix order, that are here: the beginning of a prefix, which
+// more requests can share, is evicted after its end.
+func (m *Machine) Touch(keys []Key) { m.pool.touch(keys) }
+
 // EndUse ends a Use.
 func (m *Machine) EndUse(id JobID) {
 	if j := m.shut(id, jobUse); j != nil {

@@ -258,7 +258,7 @@ func newWorld(t *rapid.T) *world {
 func (w *world) run() {
 	w.t.Repeat(map[string]func(*rapid.T){
 		"begin": w.begin, "finish": w.finish, "lookup": w.lookup, "serve": w.serve, "unpin": w.unpin,
-		"use": w.use, "end use": w.endUse, "reserve": w.reserve, "commit": w.commit,
+		"use": w.use, "touch": w.touch, "end use": w.endUse, "reserve": w.reserve, "commit": w.commit,
 		"end job": w.endJob, "stop": w.stop, "stray": w.stray, "reset": w.reset,
 		"": func(t *rapid.T) { w.compare(t) },
 	})
@@ -353,6 +353,17 @@ func (w *world) unpin(t *rapid.T) {
 	w.d.unpin(w.pins[id])
 	w.d.pins--
 	delete(w.pins, id)
+}
+
+func (w *world) touch(t *rapid.T) {
+	keys := w.keys(t)
+	w.m.Touch(keys)
+	for i := len(keys) - 1; i >= 0; i-- {
+		if e := w.d.find(keys[i]); e != nil {
+			w.d.clock++
+			e.last = w.d.clock
+		}
+	}
 }
 
 func (w *world) use(t *rapid.T) {

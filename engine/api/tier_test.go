@@ -1,0 +1,100 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/openai"
+)
+
+// tieredEngine has a CPU tier with peers and files behind it.
+func tieredEngine(t *testing.T) *rig {
+	t.Helper()
+	e, err := engine.New(engine.Config{Model: tiny(), NumBlocks: 64, Tier: engine.TierConfig{
+		Memory: 4 << 20, Secondaries: []string{engine.TierP2P, engine.TierFS}, FSDir: t.TempDir(),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serveEngine(t, e)
+}
+
+// metric is the value of one line of /metrics.
+func (r *rig) metric(t *testing.T, line string) (value string) {
+	t.Helper()
+	_, all := r.do(t, "GET", "/metrics", "")
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(line) + ` (.*)$`).FindStringSubmatch(all)
+	if m == nil {
+		t.Fatalf("no %s in\n%s", line, all)
+	}
+	return m[1]
+}
+
+// TestTierByHTTP: the second engine answers what the first has seen, and metrics say so.
+func TestTierByHTTP(t *testing.T) {
+	x, y := tieredEngine(t), tieredEngine(t)
+	var at engine.Coordinates
+	_, got := x.do(t, "GET", "/kv/coordinates", "")
+	if err := json.Unmarshal([]byte(got), &at); err != nil || at.P2PAddress == "" {
+		t.Fatal(got, err)
+	}
+	host, port, _ := strings.Cut(at.P2PAddress, ":")
+	prompt := strings.Repeat("The ferry leaves at noon. ", 4)
+	ask := func(r *rig, params string) openai.Completion {
+		resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(
+			`{"prompt":%q,"temperature":0,"max_tokens":4,"n":2,"kv_transfer_params":%s}`, prompt, params))
+		if resp.StatusCode != 200 {
+			t.Fatal(got)
+		}
+		return completion(t, got)
+	}
+	first := ask(x, `null`)
+	second := ask(y, fmt.Sprintf(`{"remote_kv_source":{"kv_request_id":"a","remote_host":%q,"remote_port":%s}}`, host, port))
+	for i := range 2 {
+		if first.Choices[i].Text != second.Choices[0].Text {
+			t.Errorf("%d: %q and %q", i, first.Choices[i].Text, second.Choices[0].Text)
+		}
+	}
+	blocks := (len(prompt) - 1) / 16
+	for line, want := range map[string]string{
+		`vllm:kv_offload_tiering_chunk_hits{tier="1:p2p"}`:                  fmt.Sprint(blocks),
+		`vllm:kv_offload_tiering_promotion_job_failures{tier="1:p2p"}`:      "0",
+		`vllm:kv_offload_tiering_active_promotion_jobs{tier="1:p2p"}`:       "0",
+		`vllm:kv_offload_tiering_primary_read_usage_perc{tier="0:primary"}`: "0",
+		`vllm:kv_offload_tiering_lookup_async_delay_seconds_count`:          "1",
+		`kvferry_tier_fs_recovered_blocks`:                                  "0",
+		`kvferry_tier_strays_total`:                                         "0",
+		`kvferry_engine_tier_timeouts_total`:                                "0",
+	} {
+		if got := y.metric(t, line); got != want {
+			t.Errorf("%s is %s, want %s", line, got, want)
+		}
+	}
+	if got := y.metric(t, "kvferry_engine_tier_loaded_tokens_total"); got == "0" {
+		t.Error("no token came from the tier")
+	}
+}
+
+// TestTierParams: wrong types are the client's fault, and named.
+func TestTierParams(t *testing.T) {
+	r := startEngine(t, "both") // one without a tier says the same
+	for params, field := range map[string]string{
+		`{"remote_decoder":5}`:                           "remote_decoder",
+		`{"remote_prefiller":{"remote_port":"x"}}`:       "remote_prefiller.remote_port",
+		`{"remote_kv_source":{"kv_request_id":7}}`:       "remote_kv_source.kv_request_id",
+		`{"max_offload_tokens":-1}`:                      "max_offload_tokens",
+		`{"max_load_tokens":"all"}`:                      "max_load_tokens",
+		`{"kv_load_tiers":{}}`:                           "kv_load_tiers",
+		`{"kv_load_tiers":[{"medium":1}]}`:               "kv_load_tiers[0].medium",
+		`{"do_remote_decode":true,"max_load_tokens":[]}`: "max_load_tokens",
+	} {
+		resp, got := r.do(t, "POST", "/v1/completions", `{"prompt":"a","max_tokens":1,"kv_transfer_params":`+params+`}`)
+		if resp.StatusCode != 400 || !strings.Contains(got, `"param":"kv_transfer_params.`+field+`"`) {
+			t.Errorf("%s: %d %s", params, resp.StatusCode, got)
+		}
+	}
+}
