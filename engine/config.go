@@ -62,6 +62,11 @@ type Config struct {
 	// Threads is the most goroutines that compute at a time. Default: runtime.GOMAXPROCS(0).
 	// It never changes a token.
 	Threads int
+	// Dedicated gives the computing goroutines threads of their own, whose priority is lower by Nice, 0 to
+	// 19. Who answers peers while the model computes then gets a processor sooner, if the process has more
+	// than Threads (GOMAXPROCS). Default: neither.
+	Dedicated bool
+	Nice      int
 
 	// Lease is how long a finished prompt's blocks are kept for a decode engine that does not come
 	// or is silent. Default 30 s.
@@ -241,6 +246,7 @@ func (c Config) Validate() error {
 	between("running requests", c.MaxRunning, 1, MaxRunningLimit)
 	between("queue length", c.MaxQueue, 1, MaxQueueLimit)
 	between("threads", c.Threads, 1, 1024)
+	between("nice", c.Nice, 0, 19)
 	between("connector version", c.ConnectorVersion, 12, 14)
 	if c.MaxBatchTokens < c.MaxRunning {
 		bad("%d batch tokens are fewer than %d running requests, so that not all could go on in one step",

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"golang.org/x/sys/unix"
+
 	"github.com/kvferry/kvferry/engine/core"
 	"github.com/kvferry/kvferry/engine/model"
 )
@@ -28,8 +30,24 @@ func (e *Engine) runModel() {
 		runner: model.NewRunner(e.cfg.Model, e.cfg.Threads),
 		cache:  e.parts.cache,
 	}
+	if e.cfg.Dedicated {
+		defer m.runner.Dedicate(func() { lowerPriority(e.cfg.Nice) })()
+	}
 	for s := range e.steps {
 		e.results <- m.compute(s)
+	}
+}
+
+// lowerPriority makes the calling thread nicer to others than it was. That it may not costs only what it
+// is for.
+func lowerPriority(by int) {
+	if by == 0 {
+		return
+	}
+	thread := unix.Gettid()
+	if now, err := unix.Getpriority(unix.PRIO_PROCESS, thread); err == nil {
+		now = 20 - now // the system call answers so that no answer is negative
+		_ = unix.Setpriority(unix.PRIO_PROCESS, thread, min(now+by, 19))
 	}
 }
 

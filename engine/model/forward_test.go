@@ -50,6 +50,9 @@ func TestResultDependsOnTheRequestOnly(t *testing.T) {
 			BlockSize: rapid.SampledFrom([]int{1, 3, 4, 8, 16, 33}).Draw(rt, "block size"),
 		}
 		r := NewRunner(m, rapid.IntRange(1, 3).Draw(rt, "threads"))
+		if rapid.Bool().Draw(rt, "dedicated") {
+			defer r.Dedicate(nil)()
+		}
 		r.fork = 1 // the model is too small to pay for it, but the split is what is tested
 		n := rapid.IntRange(1, 4).Draw(rt, "sequences")
 		type progress struct {
@@ -244,9 +247,15 @@ func TestNotANumberInKVIsSeen(t *testing.T) {
 
 func BenchmarkPrefill(b *testing.B) {
 	m := Tiny()
-	for _, threads := range []int{1, 2} {
-		b.Run(fmt.Sprintf("2000tokens/%dthreads", threads), func(b *testing.B) {
-			r, prompt := NewRunner(m, threads), m.tok.Encode(text(1, 2000))
+	for _, c := range []struct {
+		threads   int
+		dedicated bool
+	}{{1, false}, {2, false}, {2, true}} {
+		b.Run(fmt.Sprintf("2000tokens/%dthreads/dedicated=%v", c.threads, c.dedicated), func(b *testing.B) {
+			r, prompt := NewRunner(m, c.threads), m.tok.Encode(text(1, 2000))
+			if c.dedicated {
+				defer r.Dedicate(nil)()
+			}
 			c := newCache(b, m.cfg, CacheShape{BlockSize: 16, NumBlocks: 128})
 			for b.Loop() {
 				run(b, r, c, prompt, 0, table(0, 128))

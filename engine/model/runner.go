@@ -1,10 +1,5 @@
 package model
 
-import (
-	"sync"
-	"sync/atomic"
-)
-
 // Runner computes with one model. It holds the scratch memory of the computation and belongs to
 // one goroutine. Forward blocks until the result is there; the goroutines it starts have ended by
 // then.
@@ -13,6 +8,7 @@ type Runner struct {
 	threads int
 	fork    int           // multiplications that pay for one more goroutine
 	attn    []attnScratch // one per thread
+	helpers []chan *share // all threads but the caller's, while Dedicate holds; one share each
 
 	// Activations of the current call, one row per new token.
 	x     []float32 // [row][hidden] residual stream
@@ -59,16 +55,20 @@ func (r *Runner) each(n, work int, do func(thread, i int)) {
 		}
 		return
 	}
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for t := range threads {
-		wg.Go(func() {
-			for i := int(next.Add(1) - 1); i < n; i = int(next.Add(1) - 1) {
-				do(t, i)
-			}
-		})
+	s := &share{n: n, do: do}
+	s.done.Add(threads - 1)
+	for t := 1; t < threads; t++ {
+		if r.helpers != nil {
+			r.helpers[t-1] <- s
+			continue
+		}
+		go func() {
+			defer s.done.Done()
+			s.work(t)
+		}()
 	}
-	wg.Wait()
+	s.work(0)
+	s.done.Wait()
 }
 
 // project sets dst[row][outs] = src[row][ins] x weight^T. With several threads either rows or
