@@ -51,6 +51,9 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 	if d.HasArg("recompute") {
 		cfg.LoadFailure = kv.RecomputeOnLoadFailure
 	}
+	var tier int
+	d.MaybeScanArgs(t, "tier", &tier)
+	cfg.Tier, cfg.TierTimeout = tier > 0, time.Duration(tier)*time.Second
 	var park int
 	d.MaybeScanArgs(t, "park", &park)
 	cfg.ParkTimeout = time.Duration(park) * time.Second
@@ -79,6 +82,10 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			st.PrefixHits, st.PrefixQueries, st.Preemptions, st.StrayOutcomes, st.Finished)
 		if st.TurnsKept > 0 {
 			fmt.Fprintf(&s.out, " turns=%d reclaimed=%d", st.TurnsKept, st.TurnsReclaimed)
+		}
+		if s.m.cfg.Tier {
+			fmt.Fprintf(&s.out, " looking=%d loading=%d copies=%d asked=%d loaded=%d short=%d stored=%d timeouts=%d",
+				st.Looking, st.Loading, st.Copies, st.TierQueries, st.TierTokens, st.TierShort, st.TierStored, st.TierTimeouts)
 		}
 		if st.ReceiveFailed > 0 {
 			fmt.Fprintf(&s.out, " failed=%d recomputed=%d unparked=%d", st.ReceiveFailed, st.Recomputed, st.Unparked)
@@ -122,6 +129,13 @@ func (s *scenario) line(t *testing.T, line string) {
 		case "turn":
 			r.Params = &kv.TransferParams{DoRemoteDecode: true, RemoteEngineID: "D", RemoteBlockIDs: kv.BlockIDs{{0}}}
 			fmt.Sscan(opt["tokens"], &r.Params.RemoteNumTokens)
+		}
+		r.Tier.Whole = opt["whole"] == "true"
+		for key, to := range map[string]**int{"max-load": &r.Tier.MaxLoad, "max-store": &r.Tier.MaxStore} {
+			if v, ok := opt[key]; ok {
+				*to = new(int)
+				fmt.Sscan(v, *to)
+			}
 		}
 		if p, ok := opt["policy"]; ok {
 			r.Params.LoadFailurePolicy = kv.LoadFailurePolicy(p)
@@ -185,6 +199,14 @@ func (s *scenario) line(t *testing.T, line string) {
 		s.step(t, GiveUpReset{Ticket: ticket})
 	case "drain":
 		s.step(t, Drain{})
+	case "found", "loaded", "stored": // ticket, blocks
+		var ticket uint64
+		var n int
+		fmt.Sscan(opt["ticket"], &ticket)
+		fmt.Sscan(opt["blocks"], &n)
+		s.step(t, map[string]Event{
+			"found": TierFound{Ticket: ticket, Blocks: n}, "loaded": TierLoaded{Ticket: ticket, Blocks: n}, "stored": TierStored{Ticket: ticket},
+		}[fields[0]])
 	case "refuse":
 		s.conn.refuse = &connector.Error{Request: id, Phase: connector.PhaseParams, Reason: "remote_host is missing"}
 	case "accept":
