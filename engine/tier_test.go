@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/p2p"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -397,5 +398,43 @@ func TestTierCrowd(t *testing.T) {
 	tierSettled(t, e)
 	if s := e.Stats(); s.TierTokens == 0 {
 		t.Errorf("nothing came from the tier: %+v", s)
+	}
+}
+
+// Damaged blocks are found by their checksums, in the CPU's memory and at a peer, and computed anew.
+func TestTierDamagedBlocks(t *testing.T) {
+	damage := func(c *Config) {
+		withTier(TierP2P)(c)
+		c.NoPrefixCache = true
+		c.Tier.InjectFault = tier.Faults
+	}
+	x, y := newEngine(t, damage), newEngine(t, withTier(TierP2P))
+	p := prompt(100, 37)
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	tierSettled(t, x)
+	far := tierCheck{id: "b", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
+	near := tierCheck{id: "c", prompt: p, max: 4}.run(t, x)
+	if far.Usage.Tier != 0 || near.Usage.Tier != 0 || near.Usage.ComputedPrompt != 100 {
+		t.Errorf("at a peer %+v, here %+v", far.Usage, near.Usage)
+	}
+	if s, _ := y.TierStats(); s.Peers.Total.BlocksDamaged == 0 {
+		t.Errorf("nobody has found them: %+v", s.Peers.Total)
+	}
+	tierSettled(t, x)
+	tierSettled(t, y)
+}
+
+// An engine whose tier has nothing to do sleeps.
+func TestTierIdle(t *testing.T) {
+	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))
+	p := prompt(100, 38)
+	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	tierCheck{id: "b", prompt: p, max: 1, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
+	tierSettled(t, x)
+	tierSettled(t, y)
+	before := y.Stats().Wakeups
+	time.Sleep(300 * time.Millisecond)
+	if n := y.Stats().Wakeups - before; n > 2 { // the two questions
+		t.Errorf("the loop woke %d times for nothing", n)
 	}
 }

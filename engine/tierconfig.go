@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier"
 	"github.com/kvferry/kvferry/tier/p2p"
 	"github.com/kvferry/kvferry/tier/p2p/session"
 )
@@ -57,6 +58,10 @@ type TierConfig struct {
 	// P2PStore is the "host:port" of a node that keeps blocks for others: it is offered every block that
 	// is kept here, and asked for those of requests that name no source. Default: none.
 	P2PStore string
+
+	// InjectFault damages what is kept, one of the faults in turn per block: whoever is to get such a
+	// block must find it missing. It is a self-test.
+	InjectFault []tier.Fault
 
 	p2p func(*p2p.Config) // of tests
 }
@@ -120,6 +125,11 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 	}
 	if t.has(TierFS) != (t.FSDir != "") {
 		bad("tier %s and its folder (%q) go together", TierFS, t.FSDir)
+	}
+	for _, f := range t.InjectFault {
+		if !slices.Contains(tier.Faults, f) {
+			bad("tier fault %q is unknown, use one of %q", f, tier.Faults)
+		}
 	}
 	if t.FSBudget < 0 {
 		bad("file tier of %d bytes", t.FSBudget)

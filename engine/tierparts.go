@@ -29,6 +29,7 @@ type tierParts struct {
 	name     string       // under which peers reach this engine; "" likewise
 	listener net.Listener // of the tier of peers, which closes it
 	files    *fs.Tier     // nil: there are no files
+	peers    *p2p.Tier    // nil: there is no tier of peers
 }
 
 // newTier builds what Config.Tier asks for over a KV cache. When it fails, it leaves nothing behind.
@@ -64,7 +65,8 @@ func newTier(cfg Config, cache *model.Cache) (t *tierParts, err error) {
 	for i, w := range watched {
 		tiers[i] = w
 	}
-	m, err := tier.New(tier.Config{Memory: t.memory, BlockLen: t.blockLen, Secondaries: tiers, OnChange: t.onChange})
+	m, err := tier.New(tier.Config{Memory: t.memory, BlockLen: t.blockLen, Secondaries: tiers, OnChange: t.onChange,
+		VerifyUse: true, InjectFault: cfg.Tier.InjectFault})
 	if err != nil {
 		return nil, err
 	}
@@ -135,24 +137,16 @@ func (t *tierParts) newPeers(cfg Config, facts TierFacts) (*p2p.Tier, error) {
 	pc := p2p.Config{
 		Listener: ln, Name: t.name, Agent: t.agent, Base: t.base, Blocks: len(t.memory) / t.blockLen, BlockLen: t.blockLen,
 		Fingerprint: facts.Fingerprint, HashSeed: facts.HashSeed, Instance: newUUID(), HostID: choose.HostID(), Store: cfg.Tier.P2PStore,
-		OnNote: func(n session.Note) { logNote(cfg.Log, n) },
+		Events: cfg.Events,
+		OnNote: func(n session.Note) {
+			cfg.Log.Debug("CPU tier peer", slog.String("what", n.What), slog.String("peer", string(n.Peer)), slog.String("text", n.Text))
+		},
 	}
 	if cfg.Tier.p2p != nil {
 		cfg.Tier.p2p(&pc)
 	}
-	return p2p.New(pc)
-}
-
-// logNote says what happened with a peer of the CPU tier: as a warning where KV stays unused.
-func logNote(log *slog.Logger, n session.Note) {
-	level := slog.LevelInfo
-	switch n.What {
-	case "peer_refused", "admission_failed", "grant_failed", "transfer_failed", "link_refused":
-		level = slog.LevelWarn
-	case "stray_message", "message_ignored":
-		level = slog.LevelDebug
-	}
-	log.Log(context.Background(), level, "CPU tier peer", slog.String("what", n.What), slog.String("peer", string(n.Peer)), slog.String("text", n.Text))
+	t.peers, err = p2p.New(pc)
+	return t.peers, err
 }
 
 // logRecovery says what the file tier has found.

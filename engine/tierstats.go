@@ -6,6 +6,7 @@ import (
 
 	tiercore "github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/tier/fs"
+	"github.com/kvferry/kvferry/tier/p2p/session"
 )
 
 // TierStats is a snapshot of the CPU tier.
@@ -19,8 +20,9 @@ type TierStats struct {
 	// once until it was.
 	LookupSync, LookupAsync Delays
 
-	Files     *fs.Stats    // of TierFS; nil: there is none
-	Recovered *fs.Recovery // what TierFS found in its folder
+	Peers     *session.Stats // of TierP2P; nil: there is none
+	Files     *fs.Stats      // of TierFS; nil: there is none
+	Recovered *fs.Recovery   // what TierFS found in its folder
 }
 
 // Delays is a histogram: Counts[i] is how many were at most DelayBounds[i] seconds, not cumulated; the
@@ -72,6 +74,10 @@ func (e *Engine) TierStats() (s TierStats, ok bool) {
 	}
 	for _, w := range t.tiers {
 		s.Tiers = append(s.Tiers, w.stats())
+	}
+	if t.peers != nil {
+		peers := t.peers.Stats()
+		s.Peers = &peers
 	}
 	if t.files != nil {
 		files, found := t.files.Stats(), t.files.Recovery()

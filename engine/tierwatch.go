@@ -155,7 +155,17 @@ type watchedHost struct {
 }
 
 func (h *watchedHost) LoadEnded(id tiercore.JobID, good []bool, stopped bool) {
-	h.w.ended(id, func(int) (n int) {
+	h.w.loadEnded(id, good)
+	h.Host.LoadEnded(id, good, stopped)
+}
+
+func (h *watchedHost) LoadSummed(id tiercore.JobID, good []bool, sums []tiercore.Sum, stopped bool) {
+	h.w.loadEnded(id, good)
+	h.Host.LoadSummed(id, good, sums, stopped)
+}
+
+func (w *watchedTier) loadEnded(id tiercore.JobID, good []bool) {
+	w.ended(id, func(int) (n int) {
 		for _, ok := range good {
 			if ok {
 				n++
@@ -163,7 +173,6 @@ func (h *watchedHost) LoadEnded(id tiercore.JobID, good []bool, stopped bool) {
 		}
 		return n
 	})
-	h.Host.LoadEnded(id, good, stopped)
 }
 
 func (h *watchedHost) StoreEnded(id tiercore.JobID, ok bool) {

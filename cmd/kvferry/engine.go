@@ -42,6 +42,7 @@ type engineFlags struct {
 	engineTTL   time.Duration
 	transfer    transferConfig
 	cfg         engine.Config
+	nice        int
 	tier        tierFlags
 	log         logFlags
 }
@@ -84,6 +85,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.MaxRunning, "max-running", 32, "most `REQUESTS` in one step")
 	fl.IntVar(&f.cfg.MaxQueue, "max-queue", 256, "most `REQUESTS` that wait; more are answered 429")
 	fl.IntVar(&f.cfg.Threads, "threads", 0, "`THREADS` that compute; default: all processors")
+	fl.IntVar(&f.nice, "nice", -1, "how much lower the priority of those threads is, 0 to 19; default: 5 with --tier p2p, so that peers are answered while the model computes, else 0")
 	fl.StringVar(&f.cfg.SideChannel, "side-channel", "127.0.0.1:0", "`HOST:PORT` where peers ask for this engine's metadata")
 	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
 	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
@@ -138,6 +140,7 @@ func (f *engineFlags) settings() (engine.Config, error) {
 	cfg.Mode = kv.TransferMode(f.mode)
 	cfg.NoPrefixCache = !f.prefixCache
 	cfg.Tier = f.tier.config()
+	f.computing(&cfg)
 	cfg.AnyCompat = !f.compat
 	if cfg.EngineTTL = f.engineTTL; f.engineTTL <= 0 {
 		cfg.EngineTTL = engine.Forever
@@ -265,6 +268,7 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		log.Warn("no NIXL library is loaded here: these keys of kv_transfer_config have no effect", "keys", keys)
 	}
 	cfg.Log = log
+	makeRoom(cfg.Threads)
 	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})
 	logged := newEventLog(log)
 	defer logged.Close()

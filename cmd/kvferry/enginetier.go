@@ -4,12 +4,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/tier"
 )
 
 // tierFlags are those of `kvferry engine` about the CPU tier.
 type tierFlags struct {
 	memory   byteSize
 	fsBudget byteSize
+	faults   []string
 	cfg      engine.TierConfig
 }
 
@@ -24,6 +26,7 @@ func (f *tierFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.P2PAgentListen, "p2p-agent-listen", "", "`HOST:PORT` where peers send blocks of the CPU tier; default: the host of --p2p-listen and a free port")
 	fl.StringVar(&f.cfg.P2PStore, "p2p-store", "", "`HOST:PORT` of a store: it is offered the blocks that are kept here, and asked for those of requests that name no source")
 	fl.StringVar(&f.cfg.HashSeed, "hash-seed", engine.DefaultHashSeed, "`SEED` of block hashes; engines with different ones share no blocks")
+	fl.StringSliceVar(&f.faults, "inject-tier-fault", nil, "damage blocks of the CPU tier, for testing: flip-bit, zero-block, torn-block; each is found and computed anew")
 	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its blocks before it is computed; default: 60s")
 }
 
@@ -31,5 +34,8 @@ func (f *tierFlags) add(fl *pflag.FlagSet) {
 func (f *tierFlags) config() engine.TierConfig {
 	c := f.cfg
 	c.Memory, c.FSBudget = int64(f.memory), int64(f.fsBudget)
+	for _, x := range f.faults {
+		c.InjectFault = append(c.InjectFault, tier.Fault(x))
+	}
 	return c
 }

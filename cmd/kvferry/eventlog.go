@@ -129,12 +129,15 @@ func isFault(e event.Event) bool {
 	switch e := e.(type) {
 	case event.HandshakeFinished:
 		return e.Err != nil
+	case event.TierPeerAdmitted:
+		return e.Err != nil
 	case event.LeaseEnded:
 		return e.Reason == "expired"
 	case event.LeaseRefused:
 		return e.Phase != string(connector.PhaseCancel)
 	case event.TransferFailed, event.NotificationFailed, event.NotificationDropped, event.RegistrationDropped, event.ClaimRefused,
-		event.ReceiveFailed, event.BlocksQuarantined, peer.BadRequest:
+		event.ReceiveFailed, event.BlocksQuarantined, peer.BadRequest,
+		event.TierPeerRefused, event.TierLookupTimedOut, event.TierFetchFailed, event.TierBlocksDamaged:
 		return true
 	}
 	return false

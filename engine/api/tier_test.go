@@ -67,8 +67,9 @@ func TestTierByHTTP(t *testing.T) {
 		`vllm:kv_offload_tiering_primary_read_usage_perc{tier="0:primary"}`: "0",
 		`vllm:kv_offload_tiering_lookup_async_delay_seconds_count`:          "1",
 		`kvferry_tier_fs_recovered_blocks`:                                  "0",
-		`kvferry_tier_strays_total`:                                         "0",
-		`kvferry_engine_tier_timeouts_total`:                                "0",
+		`kvferry_tier_p2p_fetches_total`:                                    "1", `kvferry_tier_p2p_unchecked_blocks_total`: "0",
+		`kvferry_tier_strays_total`:          "0",
+		`kvferry_engine_tier_timeouts_total`: "0",
 	} {
 		if got := y.metric(t, line); got != want {
 			t.Errorf("%s is %s, want %s", line, got, want)

@@ -60,6 +60,28 @@ var fileStats = []memoryStat{
 	newMemoryStat(gauge, "fs_recovered_foreign", "Files that the start did not know and has left alone.", func(s *engine.TierStats) float64 { return float64(s.Recovered.ForeignAll) }),
 }
 
+// peerStats are shown when there are peers.
+var peerStats = []memoryStat{
+	newMemoryStat(gauge, "p2p_sessions", "Peers that are connected or connecting.", func(s *engine.TierStats) float64 { return float64(s.Peers.Sessions) }),
+	newMemoryStat(gauge, "p2p_sessions_open", "Peers that may fetch.", func(s *engine.TierStats) float64 { return float64(s.Peers.Open) }),
+	newMemoryStat(counter, "p2p_lookups_total", "Lookups at peers.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.LookupsAsked) }),
+	newMemoryStat(counter, "p2p_lookup_timeouts_total", "Lookups that a peer did not answer in time.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.LookupsTimedOut) }),
+	newMemoryStat(counter, "p2p_fetches_total", "Fetches from peers that arrived.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.FetchesDone) }),
+	newMemoryStat(counter, "p2p_fetch_failures_total", "Fetches from peers that did not.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.FetchesFailed) }),
+	newMemoryStat(counter, "p2p_received_bytes_total", "Bytes of blocks from peers.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.BytesIn) }),
+	newMemoryStat(counter, "p2p_served_total", "Fetches of peers that were answered whole.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.FetchesServed) }),
+	newMemoryStat(counter, "p2p_serve_failures_total", "Fetches of peers that were not.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.FetchesRefused) }),
+	newMemoryStat(counter, "p2p_sent_bytes_total", "Bytes of blocks to peers.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.BytesOut) }),
+	newMemoryStat(counter, "p2p_damaged_blocks_total", "Blocks from peers that did not have their checksum, and were dropped.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.BlocksDamaged) }),
+	newMemoryStat(counter, "p2p_unchecked_blocks_total", "Blocks from peers that came without a checksum.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.BlocksUnchecked) }),
+	newMemoryStat(counter, "p2p_protocol_errors_total", "Messages that break the protocol.", func(s *engine.TierStats) float64 { return float64(s.Peers.Total.ProtocolErrors) }),
+}
+
+var (
+	peersEndedDesc   = prometheus.NewDesc(tierPrefix+"p2p_sessions_ended_total", "Ends of sessions with peers, by reason.", []string{"reason"}, nil)
+	peersRefusedDesc = prometheus.NewDesc(tierPrefix+"p2p_refused_total", "Peers that got no session, by reason.", []string{"reason"}, nil)
+)
+
 // stockStat is one count of a tier, by stock's name.
 type stockStat struct {
 	desc  *prometheus.Desc
@@ -95,7 +117,7 @@ var (
 
 // Describe tells of every metric, also of those that this engine does not show.
 func (tierCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, list := range [][]memoryStat{memoryStats, fileStats} {
+	for _, list := range [][]memoryStat{memoryStats, fileStats, peerStats} {
 		for _, s := range list {
 			ch <- s.desc
 		}
@@ -103,7 +125,8 @@ func (tierCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, s := range stockStats {
 		ch <- s.desc
 	}
-	for _, d := range []*prometheus.Desc{promotionRoomDesc, writeUsageDesc, readUsageDesc, lookupSyncDesc, lookupAsyncDesc} {
+	for _, d := range []*prometheus.Desc{promotionRoomDesc, writeUsageDesc, readUsageDesc, lookupSyncDesc, lookupAsyncDesc,
+		peersEndedDesc, peersRefusedDesc} {
 		ch <- d
 	}
 }
@@ -117,6 +140,15 @@ func (c tierCollector) Collect(ch chan<- prometheus.Metric) {
 	own := memoryStats
 	if s.Files != nil {
 		own = append(own[:len(own):len(own)], fileStats...)
+	}
+	if s.Peers != nil {
+		own = append(own[:len(own):len(own)], peerStats...)
+		for reason, n := range s.Peers.Ended {
+			ch <- prometheus.MustNewConstMetric(peersEndedDesc, counter, float64(n), string(reason))
+		}
+		for reason, n := range s.Peers.Refused {
+			ch <- prometheus.MustNewConstMetric(peersRefusedDesc, counter, float64(n), string(reason))
+		}
 	}
 	for _, m := range own {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&s))
