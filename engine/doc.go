@@ -42,8 +42,32 @@
 // prefix cache is reset or the engine ends. A prefill engine whose request names such blocks reads them as a
 // decode engine reads its; if they do not come, it computes, whatever the policy.
 //
+// # The CPU tier
+//
+// With Config.Tier, blocks that are full are copied into CPU memory as they are computed, and kept there
+// when the KV cache gives them away. A prompt's tail beyond the prefix hit is looked for there, and in
+// the files and peers behind it; what is found is copied back, and only the rest is computed.
+//
+//	loop ── commands ──> tier goroutine ── Lookup, Use, Reserve ──> tier.Manager <── files, peers
+//	  ^                        │ copies                                   │ OnChange
+//	  └────── events ──────────┴─────> copier ── EndUse, Commit ──────────┘
+//
+// The loop and the tier exchange mailboxes: neither waits for the other, and a step waits for neither.
+// A request that waits for the tier's answer has no blocks and no place in the batch; others go on. A
+// copy has references of its own on its KV blocks, and pins on the tier's, until it has ended. A miss, a
+// failed load, a damaged block or an answer that does not come within TierConfig.Timeout is computed.
+//
+// Blocks of the tier are all layers of a KV block, one after the other. Their key is the hash of the prefix
+// cache, salt and adapter included, so that whoever may not share a block does not find it.
+//
+// # Threads
+//
+// A process whose goroutines compute on every P answers its peers about every 10 ms only. Config.Dedicated
+// keeps the computing to threads of their own, of a lower priority (Config.Nice), so that a process with
+// more Ps than those answers at once; see docs/benchmarks.md.
+//
 // # Closing
 //
-// Close refuses new requests, finishes what it has taken and hands over what it has promised to
-// peers; when its context ends it aborts requests, revokes grants and drops holds.
+// Close refuses new requests, finishes what it has taken, hands over what it has promised to peers and
+// lets the tiers keep what they were given; when its context ends it aborts requests, revokes grants and drops holds.
 package engine

@@ -144,6 +144,7 @@ func (e *Engine) Release(id kv.RequestID, lease kv.Generation) (bool, error) {
 
 // ResetPrefixCache forgets what every block of the prefix cache holds and tells how many blocks that
 // were: nothing that was computed or received before is found there afterwards, by any prompt.
+// The CPU tier's memory is forgotten with it; files and peers keep theirs, which later prompts may load.
 // Requests that run go on. While KV is on its way or blocks are held for peers it fails with a
 // *CacheBusyError; with wait, only when ctx ends. A reset that waits keeps new hand-offs waiting
 // for their blocks, so that its time comes. A closing engine answers that it closes.

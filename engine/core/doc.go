@@ -5,7 +5,8 @@
 //	            Add                          RunStep ────────────> model
 //	driver ───> Abort            ┌─────────┐ Emit, Refused ──────> clients
 //	            StepDone ──────> │ Machine │ SendMeta ───────────> workers
-//	            ConnectorOutput  └──┬───┬──┘
+//	            ConnectorOutput  │         │ Tier… ───────────────> tier
+//	            Tier…            └──┬───┬──┘
 //	            ResetCache, Tick    │   └── Pool: references, free list, contents by hash
 //	                                └────── Connector: the SchedulerHalf
 //
@@ -21,10 +22,27 @@
 //	         └────────────┘ └── stop, length, abort, error ──> ended, or held until an Outcome
 //	          preempted
 //
+// With a tier, a request that waits first waits for the tier's answer, without blocks and at most for
+// Config.TierTimeout; and what the tier has is loaded before it runs:
+//
+//	          TierLook                TierFound 0, or too late
+//	waiting ───────────> waiting ────────────────────────────────> waiting
+//	                        │ TierFound n, blocks       TierLoaded    ^ with blocks: n or fewer are computed
+//	                        └──────────────> loading ─────────────────┘
+//
+// A load and a store have references of their own on their blocks until TierLoaded and TierStored,
+// whatever becomes of the request.
+//
 // Whether a request waits for a peer has no bearing on the step, and the step none on it: blocks for
 // KV that comes from a peer are given, and the peer is told, in the very event that brings the
 // request or frees the blocks. At most one step is in flight; what it reads and writes has
 // references of its own, so that blocks given back meanwhile are reused only after it.
+//
+// # The tier
+//
+// Each block that is full of computed or received tokens is given to the tier once (TierStore), in the
+// event that fills it. A request looks when it arrives, and when it has lost its blocks. What the tier
+// said to have may be gone when it is loaded: the machine goes on with what was brought.
 //
 // # What ends a wait for blocks
 //
