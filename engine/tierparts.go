@@ -33,9 +33,9 @@ type tierParts struct {
 }
 
 // newTier builds what Config.Tier asks for over a KV cache. When it fails, it leaves nothing behind.
-func newTier(cfg Config, cache *model.Cache) (t *tierParts, err error) {
+func newTier(cfg Config, cache *model.Cache) (_ *tierParts, err error) {
 	facts := cfg.TierFacts()
-	t = &tierParts{tierDriver: newTierDriver(cfg.BlockSize, cfg.Log), blockLen: facts.BlockLen}
+	t := &tierParts{tierDriver: newTierDriver(cfg.BlockSize, cfg.Log), blockLen: facts.BlockLen}
 	if err := t.takeMemory(cfg); err != nil {
 		return nil, err
 	}
