@@ -6,8 +6,10 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/engine"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
 )
 
@@ -34,6 +36,17 @@ func (r *rig) metric(t *testing.T, line string) (value string) {
 	return m[1]
 }
 
+// becomes waits for a metric's value: blocks are copied beside the answers.
+func (r *rig) becomes(t *testing.T, line, want string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); r.metric(t, line) != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("%s is %s, want %s", line, r.metric(t, line), want)
+			return
+		}
+	}
+}
+
 // TestTierByHTTP: the second engine answers what the first has seen, and metrics say so.
 func TestTierByHTTP(t *testing.T) {
 	x, y := tieredEngine(t), tieredEngine(t)
@@ -46,37 +59,54 @@ func TestTierByHTTP(t *testing.T) {
 	prompt := strings.Repeat("The ferry leaves at noon. ", 4)
 	ask := func(r *rig, params string) openai.Completion {
 		resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(
-			`{"prompt":%q,"temperature":0,"max_tokens":4,"n":2,"kv_transfer_params":%s}`, prompt, params))
+			`{"prompt":%q,"temperature":0,"max_tokens":4,"kv_transfer_params":%s}`, prompt, params))
 		if resp.StatusCode != 200 {
 			t.Fatal(got)
 		}
 		return completion(t, got)
 	}
 	first := ask(x, `null`)
-	second := ask(y, fmt.Sprintf(`{"remote_kv_source":{"kv_request_id":"a","remote_host":%q,"remote_port":%s}}`, host, port))
-	for i := range 2 {
-		if first.Choices[i].Text != second.Choices[0].Text {
-			t.Errorf("%d: %q and %q", i, first.Choices[i].Text, second.Choices[0].Text)
-		}
-	}
 	blocks := (len(prompt) - 1) / 16
+	x.becomes(t, "kvferry_tier_blocks_ready", fmt.Sprint(blocks))
+	second := ask(y, fmt.Sprintf(`{"remote_kv_source":{"kv_request_id":"a","remote_host":%q,"remote_port":%s}}`, host, port))
+	if first.Choices[0].Text != second.Choices[0].Text {
+		t.Errorf("%q and %q", first.Choices[0].Text, second.Choices[0].Text)
+	}
 	for line, want := range map[string]string{
 		`vllm:kv_offload_tiering_chunk_hits{tier="1:p2p"}`:                  fmt.Sprint(blocks),
 		`vllm:kv_offload_tiering_promotion_job_failures{tier="1:p2p"}`:      "0",
 		`vllm:kv_offload_tiering_active_promotion_jobs{tier="1:p2p"}`:       "0",
 		`vllm:kv_offload_tiering_primary_read_usage_perc{tier="0:primary"}`: "0",
-		`vllm:kv_offload_tiering_lookup_async_delay_seconds_count`:          "1",
 		`kvferry_tier_fs_recovered_blocks`:                                  "0",
 		`kvferry_tier_p2p_fetches_total`:                                    "1", `kvferry_tier_p2p_unchecked_blocks_total`: "0",
 		`kvferry_tier_strays_total`:          "0",
 		`kvferry_engine_tier_timeouts_total`: "0",
 	} {
-		if got := y.metric(t, line); got != want {
-			t.Errorf("%s is %s, want %s", line, got, want)
+		y.becomes(t, line, want)
+	}
+	for _, line := range []string{"kvferry_engine_tier_loaded_tokens_total", "vllm:kv_offload_tiering_lookup_async_delay_seconds_count"} {
+		if y.metric(t, line) == "0" {
+			t.Errorf("%s is 0", line)
 		}
 	}
-	if got := y.metric(t, "kvferry_engine_tier_loaded_tokens_total"); got == "0" {
-		t.Error("no token came from the tier")
+}
+
+// TestTierOfSeveral: peers know one transaction, which is the first answer's; bounds are of all.
+func TestTierOfSeveral(t *testing.T) {
+	f := newFake(func(engine.Request) []engine.Output { return nil })
+	s, err := newServer(Config{}, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &job{n: 1, prompts: [][]kv.Token{{1}, {2}}}
+	raw := `{"remote_decoder":{"kv_request_id":"a"},"max_load_tokens":5,"kv_load_tiers":[]}`
+	if err := s.prepare(j, "", json.RawMessage(raw)); err != nil {
+		t.Fatal(err)
+	}
+	for i, id := range []string{"a", ""} {
+		if p := j.tierOf(i); p.Decoder != id || *p.MaxLoad != 5 || p.LoadTiers == nil {
+			t.Errorf("%d: %+v", i, p)
+		}
 	}
 }
 
