@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -135,6 +136,11 @@ func p2pAppendRound(b []byte, round uint64) []byte {
 func p2pAppendKeys(b []byte, keys []OffloadKey) []byte {
 	b = msgp.AppendString(b, "keys")
 	b = msgp.AppendArrayHeader(b, uint32(len(keys)))
+	size := len(keys) // and room for what follows them, a few bytes for each
+	for _, k := range keys {
+		size += 8 + len(k)
+	}
+	b = slices.Grow(b, size)
 	for _, k := range keys {
 		b = msgp.AppendBytesHeader(b, uint32(len(k)))
 		b = append(b, k...)

@@ -38,6 +38,12 @@
 // it, learns that at once, and nobody else notices. When there is no place for a new peer, the host with most
 // of the sessions pays.
 //
+// # Stock peers
+//
+// test/interop/p2p-control.sh runs this package against a released tier: connect, ack, lookup, fetch, refusals and
+// disconnects, in both roles. Without an agent for NIXL no bytes come to this node: it lends the
+// metadata of another process's agent.
+//
 // # Permissions
 //
 // A fetch carries the grant for exactly the slots that it names. Before the tier learns that a load

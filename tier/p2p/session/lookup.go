@@ -97,6 +97,9 @@ func (h *Hub) served(ev Served) {
 		}
 	}
 	l.missing = pending
+	if x := l.by.rounds[l.k]; x != nil && x.looked && !x.fetched {
+		x.keep()
+	}
 	switch {
 	case len(pending) == 0 || l.expired:
 		l.answer()
@@ -118,7 +121,6 @@ func (l *lookup) file(key core.Key, a core.Served) {
 	x.looked = true
 	r.pins++
 	x.avail[key] = &supply{key: key, slot: a.Slot, sum: a.Sum, pin: a.Pin, by: r}
-	x.keep()
 }
 
 // answer sends the verdicts: a hit is what is kept for the round at this moment.
