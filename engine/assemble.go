@@ -144,7 +144,7 @@ func assemble(cfg Config) (p *parts, err error) {
 	w, err := worker.New(worker.Config{
 		Engine: cfg.EngineID, Host: p.host, Port: p.port, TP: tpSize, PP: ppSize, Mode: cfg.Mode,
 		Agent: ag, Peers: table, Layout: layout,
-		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, Events: events,
+		Lease: cfg.Lease, RegistrationTimeout: cfg.RegistrationTimeout, TransferSilence: cfg.TransferSilence, Events: events,
 	})
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"github.com/kvferry/kvferry/agent/shm"
 	"github.com/kvferry/kvferry/agent/tcp"
 	"github.com/kvferry/kvferry/connector"
+	"github.com/kvferry/kvferry/connector/worker"
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
@@ -90,6 +91,8 @@ type Config struct {
 	// nothing at all goes on in this engine, however much their peers say that they live. Then
 	// the latest of them are given up. Default: RegistrationTimeout.
 	ParkTimeout time.Duration
+	// TransferSilence is how long one WRITE or READ may make no progress. Default 30 s.
+	TransferSilence time.Duration
 
 	// SideChannel is the HOST:PORT at which peers ask for this engine's metadata; port 0 picks a
 	// free one. Default 127.0.0.1:0.
@@ -203,6 +206,7 @@ func (c Config) withDefaults() Config {
 	if c.Bidirectional {
 		orInt(&c.RecomputeThreshold, connector.DefaultRecomputeThreshold)
 	}
+	orTime(&c.TransferSilence, worker.DefaultTransferSilence)
 	if c.LoadFailurePolicy == "" {
 		c.LoadFailurePolicy = kv.FailOnLoadFailure
 	}
@@ -275,6 +279,9 @@ func (c Config) Validate() error {
 	}
 	if c.DecoderBlocksTTL < time.Second {
 		bad("decoder_kv_blocks_ttl of %v is below one second", c.DecoderBlocksTTL)
+	}
+	if c.TransferSilence < time.Second {
+		bad("transfer silence of %v is below one second", c.TransferSilence)
 	}
 	if !c.LoadFailurePolicy.Valid() {
 		bad("load failure policy %q is unknown, use fail or recompute", c.LoadFailurePolicy)

@@ -43,6 +43,7 @@ func TestConfigValidate(t *testing.T) {
 		"needs plain keys":  func(c *Config) { c.Keys, c.NoPrefixCache, c.InjectKVFault = model.RotatedKeys, true, KVFaults },
 		"lease":             func(c *Config) { c.Lease = time.Millisecond },
 		"timeout":           func(c *Config) { c.RegistrationTimeout = -1 },
+		"transfer silence":  func(c *Config) { c.TransferSilence = time.Millisecond },
 		"park timeout":      func(c *Config) { c.ParkTimeout = time.Millisecond },
 		`policy "retry"`:    func(c *Config) { c.LoadFailurePolicy = "retry" },
 		"side channel addr": func(c *Config) { c.SideChannel = "here" },

@@ -46,8 +46,48 @@ func (x pair) legs(id string, p []kv.Token, maxTokens int) (prefill, decode Requ
 	return prefill, decode
 }
 
-// handOff runs both legs at once and gives both answers.
+// eachMode runs a test with a pair of each mode.
+func eachMode(t *testing.T, change func(*Config), test func(t *testing.T, x pair)) {
+	t.Helper()
+	for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
+		t.Run(string(mode), func(t *testing.T) {
+			test(t, newPair(t, func(c *Config) {
+				c.Mode = mode
+				if change != nil {
+					change(c)
+				}
+			}))
+		})
+	}
+}
+
+// begin starts P's leg as a router of the pair's mode does; decode gives D's leg, in push at once and in pull
+// when P has answered.
+func (x pair) begin(t testing.TB, id string, p []kv.Token, maxTokens int) (prefill *Stream, decode func() (p answer, d Request)) {
+	t.Helper()
+	if x.p.cfg.Mode == kv.Pull {
+		r, leg := pullLegs(id, p, maxTokens)
+		s := submit1(t, x.p, r)
+		return s, func() (answer, Request) {
+			a := read(t, s)
+			if a.Params == nil {
+				t.Fatalf("P answers %+v", a.Output)
+			}
+			return a, leg(a)
+		}
+	}
+	r, leg := x.legs(id, p, maxTokens)
+	s := submit1(t, x.p, r)
+	return s, func() (answer, Request) { return read(t, s), leg }
+}
+
+// handOff runs both legs, in push at once, and gives both answers.
 func (x pair) handOff(t testing.TB, id string, p []kv.Token, maxTokens int) (prefill, decode answer) {
+	if x.p.cfg.Mode == kv.Pull {
+		_, leg := x.begin(t, id, p, maxTokens)
+		prefill, r := leg()
+		return prefill, generate(t, x.d, r)
+	}
 	a, b := x.legs(id, p, maxTokens)
 	var wg sync.WaitGroup
 	wg.Go(func() { prefill = generate(t, x.p, a) })

@@ -128,6 +128,7 @@ type (
 		Peer    kv.EngineID
 		Rank    kv.Rank
 		Phase   string
+		GivenUp bool // it was cancelled, because nobody wants it any more
 		Err     error
 	}
 	// TransferStopped: no byte of it moves any more.
@@ -209,13 +210,22 @@ type (
 		Why       string
 	}
 	// ReceiveFailed: a request's KV will not come; its blocks may be reused.
-	// Expired: it was not begun, because the peer gives the blocks back too soon.
+	// Expired: it was not begun, because the peer gives the blocks back too soon. Told: an event before has
+	// said what went wrong: a handshake, a transfer or a notification of ours.
 	ReceiveFailed struct {
 		Request kv.RequestID
 		Peer    kv.EngineID
 		Phase   string
 		Expired bool
+		Told    bool
 		Err     error
+	}
+	// ReceiveTimedOut: D's ledger gives a receive up of which nothing was heard for so long. ReceiveFailed
+	// of its ranks follows, as cancelled.
+	ReceiveTimedOut struct {
+		Request kv.RequestID
+		Peer    kv.EngineID
+		After   time.Duration
 	}
 	// LeaseTaken: P keeps a finished request's blocks. LeaseEnded follows.
 	LeaseTaken struct {
@@ -290,6 +300,7 @@ func (CancelSent) Kind() string           { return "cancel_sent" }
 func (CancelReceived) Kind() string       { return "cancel_received" }
 func (ReceiveFinished) Kind() string      { return "receive_finished" }
 func (ReceiveFailed) Kind() string        { return "receive_failed" }
+func (ReceiveTimedOut) Kind() string      { return "receive_timed_out" }
 func (LeaseTaken) Kind() string           { return "lease_taken" }
 func (LeaseRefused) Kind() string         { return "lease_refused" }
 func (LeaseExtended) Kind() string        { return "lease_extended" }

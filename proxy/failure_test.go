@@ -466,6 +466,34 @@ func TestCoordinatesAreAskedAnew(t *testing.T) {
 	}
 }
 
+// TestCoordinatesOfAnEarlierEngine: a prefill engine that has come back at another side channel, or as another,
+// says so in its answer. D need not fail: one that recomputes answers well, and every KV would be lost for ever.
+func TestCoordinatesOfAnEarlierEngine(t *testing.T) {
+	for name, is := range map[string]string{"another port": `"remote_engine_id":"engine-1","remote_port":5601`, "another id": `"remote_engine_id":"other","remote_port":5600`} {
+		t.Run(name, func(t *testing.T) {
+			p := newEngine(t, wire.PrefillLeg, text(`{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"h","remote_request_id":"r","tp_size":1,`+is+`}}`))
+			var prefill *target
+			d := newEngine(t, wire.DecodeLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+				for _, _, old := prefill.known(); old && req.Context().Err() == nil; _, _, old = prefill.known() {
+					time.Sleep(time.Millisecond) // until the router has P's answer
+				}
+				goodDecode(e, w, req, s)
+			})
+			r := pair(t, p, d)
+			prefill = r.pools[core.Prefill].targets[0]
+			for range 2 {
+				resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`)
+				if err != nil || resp.StatusCode != 200 {
+					t.Fatal(err, got)
+				}
+			}
+			if p.asked() != 2 {
+				t.Errorf("asked %d times", p.asked())
+			}
+		})
+	}
+}
+
 func TestCoordinatesFail(t *testing.T) {
 	for coordinates, message := range map[string]string{
 		"x": "what is no coordinates", `{"engine_id":"e","host":"h","port":0,"tp_size":1}`: "port is 0",

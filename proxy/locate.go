@@ -53,9 +53,14 @@ func (q *request) isLocated(l location) core.Located {
 	return core.Located{Attempt: a.number, Order: l.order, Failure: l.failure}
 }
 
-// handoffMode compares P's answer with the pair's mode. A pair that was not told any has P's.
+// handoffMode compares P's answer with the pair's mode. A pair that was not told any has P's. Coordinates of
+// a P that has come back somewhere else since are forgotten: D may not say that they are wrong, because it
+// may have computed the prompt itself.
 func (q *request) handoffMode() error {
 	a := q.attempt
+	if a.mode == kv.Push && !a.handoff.IsOf(a.peer) {
+		a.targets[core.Prefill].forget(a.gen)
+	}
 	if a.mode == "" {
 		a.mode = a.handoff.Mode()
 	}

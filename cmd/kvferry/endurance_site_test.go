@@ -16,6 +16,7 @@ import (
 	"github.com/kvferry/kvferry/engine/api"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/proxy"
+	"github.com/kvferry/kvferry/proxy/core"
 )
 
 const (
@@ -65,7 +66,7 @@ func newEnduranceSite(mode kv.TransferMode) (s *enduranceSite, err error) {
 	if s.single, err = s.start("single", engine.Config{NumBlocks: 2048, Threads: 1, MaxQueue: 4096}, false); err != nil {
 		return s, err
 	}
-	var cfg proxy.Config
+	cfg := proxy.Config{DecodePolicy: inPairs{&core.RoundRobin{}, new(int)}}
 	for i := range 2 {
 		cfg.Prefill = append(cfg.Prefill, proxy.Target{URL: s.prefill[i].url})
 		cfg.Decode = append(cfg.Decode, proxy.Target{URL: s.decode[i].url})
@@ -106,6 +107,21 @@ func (s *enduranceSite) close() {
 		s.closers[i]()
 	}
 	s.closers = nil
+}
+
+// inPairs takes each engine twice in turn, so that every prefill engine meets every decode engine.
+type inPairs struct {
+	turns *core.RoundRobin
+	n     *int
+}
+
+// Pick is core.Policy's.
+func (p inPairs) Pick(candidates []core.Candidate) int {
+	pick := p.turns.Pick(candidates)
+	if *p.n++; *p.n%2 == 0 && len(candidates) > 1 {
+		pick = p.turns.Pick(candidates)
+	}
+	return pick
 }
 
 // host is one engine and its HTTP address, which outlives the engine: it can be ended and started again.

@@ -99,6 +99,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.cfg.DecoderBlocksTTL, "decoder-kv-blocks-ttl", connector.DefaultDecoderBlocksTTL, "with --bidirectional-kv-xfer: how long a decode engine keeps blocks for the next turn, unless it needs them")
 	fl.StringVar(&f.threshold, "kv-recompute-threshold", "", "compute fewer than `TOKENS` here instead of having them brought by a peer; 0 turns it off; default: 64 with --bidirectional-kv-xfer, else 0")
 	fl.DurationVar(&f.cfg.ParkTimeout, "park-timeout", 0, "how long requests that wait for KV may keep blocks that others need while nothing goes on; default: --registration-timeout")
+	fl.DurationVar(&f.cfg.TransferSilence, "transfer-silence", 30*time.Second, "how long the transfer of one prompt's KV may make no progress")
 	fl.StringVar(&f.cfg.VLLMVersion, "vllm-version", engine.DefaultVLLMVersion, "`VERSION` that enters the compatibility hash")
 	fl.IntVar(&f.cfg.ConnectorVersion, "connector-version", engine.DefaultConnectorVersion, "NIXL connector `VERSION` to speak: 12 to 14")
 	fl.BoolVar(&f.compat, "enforce-handshake-compat", true, "refuse peers whose compatibility hash differs; without it the operator answers for it that they fit")
@@ -185,6 +186,7 @@ func (f *engineFlags) checkZeros() error {
 		{"max-queue", f.cfg.MaxQueue == 0}, {"lease", f.cfg.Lease == 0},
 		{"registration-timeout", f.cfg.RegistrationTimeout == 0}, {"connector-version", f.cfg.ConnectorVersion == 0},
 		{"decoder-kv-blocks-ttl", f.cfg.DecoderBlocksTTL == 0},
+		{"transfer-silence", f.cfg.TransferSilence == 0},
 	} {
 		if z.zero {
 			return usagef("--%s is 0, must be more", z.flag)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvferry/kvferry/kv"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 // honest clients nothing, the processes a bounded amount of memory and the logs a few lines.
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
-	x := newTrio(t)
+	x := newTrio(t, kv.Push)
 	want := x.tokens(t)
 	all := []*process{x.prefill, x.decode, x.router}
 	rss, lines := map[*process]int{}, map[*process]int{}

@@ -30,7 +30,8 @@ type relay struct {
 		sync.Mutex
 		links   map[*link]struct{}
 		gate    chan struct{} // not nil: bytes wait until it is closed
-		budget  int64         // bytes that may flow to the target before all are held back; -1: any number
+		budget  int64         // bytes that may flow in one direction before all are held back; -1: any number
+		back    bool          // that direction is the target's answers
 		refuses bool
 	}
 }
@@ -132,7 +133,7 @@ func (r *relay) pump(l *link, dst, src *net.TCPConn, forth bool) {
 func (r *relay) pass(l *link, n int, forth bool) bool {
 	for {
 		r.mu.Lock()
-		if forth && r.mu.gate == nil && r.mu.budget >= 0 {
+		if forth != r.mu.back && r.mu.gate == nil && r.mu.budget >= 0 {
 			if r.mu.budget >= int64(n) {
 				r.mu.budget -= int64(n)
 			} else {
@@ -155,10 +156,15 @@ func (r *relay) pass(l *link, n int, forth bool) bool {
 
 // holdAfter lets n more bytes flow to the target and then holds everything back; held tells when.
 // It may be used once.
-func (r *relay) holdAfter(n int64) {
+func (r *relay) holdAfter(n int64) { r.limit(n, false) }
+
+// holdAnswersAfter does the same after n bytes of the target's.
+func (r *relay) holdAnswersAfter(n int64) { r.limit(n, true) }
+
+func (r *relay) limit(n int64, back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.budget = n
+	r.mu.budget, r.mu.back = n, back
 }
 
 // hold keeps all bytes back, of both directions and of new connections, until release.

@@ -98,8 +98,13 @@ func TestRelay(t *testing.T) {
 }
 
 func TestRelayBudget(t *testing.T) {
+	t.Run("forth", func(t *testing.T) { relayBudget(t, (*relay).holdAfter) })
+	t.Run("back", func(t *testing.T) { relayBudget(t, (*relay).holdAnswersAfter) })
+}
+
+func relayBudget(t *testing.T, hold func(*relay, int64)) {
 	r := testRelay(t)
-	r.holdAfter(8)
+	hold(r, 8)
 	r.run(echo(t))
 	c := dialRelay(t, r)
 	if !says(c, "8 bytes!") {

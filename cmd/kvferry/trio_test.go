@@ -9,12 +9,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/kvferry/kvferry/kv"
 )
 
 // trio is a prefill engine, a decode engine and a router as processes of their own. Each engine's
 // agent and side channel are reached through a relay. The lease is short, so that blocks that only a
 // lease brings home come home within the test, and the heartbeat interval is a sixth of it.
 type trio struct {
+	mode                    kv.TransferMode
 	prefill, decode, router *process
 	toPrefill, toDecode     *relay // to the agents: registrations and heartbeats; writes
 	sides                   [2]*relay
@@ -35,7 +38,7 @@ func hosts() (ours, theirs string) {
 	return fmt.Sprintf("127.%d.%d.%d", 128+pid/250%64, n, 1+pid%250), fmt.Sprintf("127.%d.%d.%d", 192+pid/250%63, n, 1+pid%250)
 }
 
-func newTrio(t *testing.T, prefillArgs ...string) *trio {
+func newTrio(t *testing.T, mode kv.TransferMode, prefillArgs ...string) *trio {
 	t.Helper()
 	ours, theirs := hosts()
 	relayed := func(role string) (agent, side *relay, args []string) {
@@ -45,11 +48,11 @@ func newTrio(t *testing.T, prefillArgs ...string) *trio {
 			r.run(at)
 			return at
 		}
-		return agent, side, []string{"engine", "--role", role, "--listen", theirs + ":0", "--lease", "2s", "--transport", "tcp",
+		return agent, side, []string{"engine", "--role", role, "--listen", theirs + ":0", "--lease", "2s", "--transfer-silence", "5s", "--transport", "tcp", "--mode", string(mode),
 			"--agent-listen", behind(agent), "--agent-advertise", agent.addr,
 			"--side-channel", behind(side), "--advertise-host", "127.0.0.1"}
 	}
-	x := &trio{}
+	x := &trio{mode: mode}
 	x.toPrefill, x.sides[0], x.prefillArgs = relayed("prefill")
 	x.toDecode, x.sides[1], x.decodeArgs = relayed("decode")
 	x.prefillArgs = append(x.prefillArgs, prefillArgs...)

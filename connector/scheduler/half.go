@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/connector/internal/deadline"
+	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -306,6 +307,7 @@ func (h *Half) Expire(now time.Time) []connector.Outcome {
 		err := q.fail(connector.PhaseWait, "its "+q.peerRole()+" engine showed no progress for "+h.cfg.RegistrationTimeout.String()+
 			"; it may be overloaded or gone: look at its log and queue")
 		h.registrationDropped(q, "expired")
+		h.cfg.Events.Emit(event.ReceiveTimedOut{Request: q.id, Peer: q.peer.Engine, After: h.cfg.RegistrationTimeout})
 		if q.state == staged {
 			q.err = err
 			h.withdraw(q, err.Reason)

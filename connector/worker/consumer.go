@@ -46,6 +46,7 @@ type receive struct {
 	sentAtSeq   uint64    // the last number sent to P before it said that all is written
 	progressed  time.Time // when the ledger was last told
 
+	reported    bool             // an event has said why it fails
 	quarantined *connector.Error // not nil: it has ended with this, but P may still write
 }
 
@@ -134,6 +135,7 @@ func (m *machine) receiveConnected(serial uint64, p *remote) {
 
 func (m *machine) receiveUnconnected(serial uint64, err error) {
 	if r := m.consumer.receives[serial]; r != nil {
+		r.reported = true // by the handshake
 		m.failReceive(r, connector.PhaseHandshake, err.Error())
 	}
 }
@@ -175,6 +177,8 @@ func (m *machine) onRegistrationFailed(in registrationFailed) {
 		return
 	}
 	m.stats.NotificationsFailed++
+	m.emit(event.NotificationFailed{Peer: r.remote.engine, What: "registration", Err: in.err})
+	r.reported = true
 	if r.tries == 1 { // P has never heard of it
 		m.endFailed(r, connector.PhaseRegistration, in.err.Error(), true)
 		return
@@ -354,7 +358,7 @@ func (m *machine) endFailed(r *receive, phase connector.Phase, reason string, st
 }
 
 func (m *machine) reportFailed(r *receive, err *connector.Error) {
-	m.emit(event.ReceiveFailed{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Phase: string(err.Phase), Err: err})
+	m.emit(event.ReceiveFailed{Request: r.reg.ID, Peer: r.reg.Peer.Engine, Phase: string(err.Phase), Told: r.reported, Err: err})
 	m.do(reportReceived{connector.ReceiveReport{ID: r.reg.ID, Err: err}})
 	m.stats.ReceivesFailed++
 }

@@ -243,11 +243,15 @@ func addrOfSender(s wire.Sender) connector.PeerAddr {
 
 // onFailed ends a receive that P will not serve. P is told that we know.
 func (m *machine) onFailed(from agent.PeerID, f *wire.Failed) {
-	if r := m.named[from.Name]; r != nil && r.control {
-		m.control(r, "acknowledgement", &wire.Ack{Seq: f.Seq, Receipt: f.Receipt})
+	known := m.named[from.Name]
+	if known != nil && known.control {
+		m.control(known, "acknowledgement", &wire.Ack{Seq: f.Seq, Receipt: f.Receipt})
 	}
 	r := m.consumer.byWireID[f.ID]
 	if r == nil || r.gen != f.Generation || r.remote.name() != from.Name || r.quarantined != nil {
+		if r == nil && known != nil && known.control {
+			return // it crossed our own word
+		}
 		m.ignore(from.Name, "failure", fmt.Sprintf("request %s is not received from this agent", f.ID))
 		return
 	}

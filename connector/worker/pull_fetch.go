@@ -50,6 +50,7 @@ type fetch struct {
 	recalled wire.Ack         // to P's message that asks for our word that we do not read; Seq 0: none
 	told     bool             // P has nothing to do for it any more
 	late     bool             // D gives its blocks back too soon to begin
+	reported bool             // an event has said why it fails
 	failed   *connector.Error // why it is given up; it ends when its transfer has stopped
 
 	due deadline.Item[any]
@@ -149,6 +150,7 @@ func (m *machine) planRead(r connector.Read, p *remote) (geometry.Plan, error) {
 
 func (m *machine) fetchUnconnected(serial uint64, err error) {
 	if f := m.fetcher.fetches[serial]; f != nil {
+		f.reported = true // by the handshake
 		m.failFetch(f, connector.PhaseHandshake, err.Error())
 	}
 }
@@ -204,6 +206,9 @@ func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	if f == nil || f.remote.name() != from || w.ID != f.want.Remote || !same(f.token, w.Token) {
 		if r := m.named[from]; r != nil && r.control {
 			m.control(r, "acknowledgement", &wire.Ack{Seq: w.Seq, Receipt: w.Receipt})
+			if f == nil {
+				return // it crossed our own word
+			}
 		}
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
 		return
@@ -280,7 +285,7 @@ func (m *machine) onReadPosted(in readPosted) {
 		f.state = fetchQueued
 		l.keep(name, f.serial, tried)
 	case in.err != nil:
-		f.state = fetchQueued // nothing moves
+		f.state, f.reported = fetchQueued, f.failed == nil // nothing moves
 		m.emit(event.TransferFailed{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "post", Err: in.err})
 		m.stats.TransfersFailed++
 		m.failFetch(f, connector.PhaseTransfer, in.err.Error())
@@ -329,7 +334,8 @@ func (m *machine) readResult(res agent.Result) bool {
 		m.stats.TransfersDone++
 		return true
 	}
-	m.emit(event.TransferFailed{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
+	f.reported = f.failed == nil // else it was cancelled for another reason
+	m.emit(event.TransferFailed{Request: f.want.ID, Op: event.Read, Peer: f.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", GivenUp: f.failed != nil || m.closing, Err: resultError(res)})
 	m.stats.TransfersFailed++
 	return true
 }
@@ -443,7 +449,7 @@ func (m *machine) failFetch(f *fetch, phase connector.Phase, reason string) {
 }
 
 func (m *machine) reportFailedRead(f *fetch, err *connector.Error) {
-	m.emit(event.ReceiveFailed{Request: f.want.ID, Peer: f.want.Peer.Engine, Phase: string(err.Phase), Expired: f.late, Err: err})
+	m.emit(event.ReceiveFailed{Request: f.want.ID, Peer: f.want.Peer.Engine, Phase: string(err.Phase), Expired: f.late, Told: f.reported, Err: err})
 	m.do(reportReceived{connector.ReceiveReport{ID: f.want.ID, Err: err}})
 	m.stats.ReceivesFailed++
 }

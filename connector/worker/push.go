@@ -228,7 +228,7 @@ func (m *machine) onResult(res agent.Result) {
 		return
 	}
 	m.stats.TransfersFailed++
-	m.emit(event.TransferFailed{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", Err: resultError(res)})
+	m.emit(event.TransferFailed{Request: u.hold.id, Op: event.Write, Peer: u.remote.engine, Rank: m.cfg.Rank, Phase: "transfer", GivenUp: u.unwanted != "" || m.closing, Err: resultError(res)})
 	if u.remote.control {
 		m.tellFailed(u)
 	}

@@ -104,6 +104,8 @@ func (m *Metrics) Emit(e event.Event) {
 		}
 	case event.ReceiveFailed:
 		m.receiveFailed(e)
+	case event.ReceiveTimedOut:
+		m.failed(failReceive)
 	case event.LeaseTaken:
 		m.own.leasesHeld.Inc()
 	case event.LeaseRefused:
@@ -153,10 +155,11 @@ func (m *Metrics) transferDone(e event.TransferDone) {
 	m.stock.descs.Observe(float64(e.Descs))
 }
 
-// transferFailed leaves out transfers that there never were because the handshake failed, which has told.
+// transferFailed leaves out transfers that there never were because the handshake failed, which has told, and
+// those that nobody wanted any more.
 func (m *Metrics) transferFailed(e event.TransferFailed) {
 	m.own.transfers.WithLabelValues("failed").Inc()
-	if e.Phase == string(connector.PhaseHandshake) {
+	if e.GivenUp || e.Phase == string(connector.PhaseHandshake) {
 		return
 	}
 	m.failed(failTransfer)
@@ -166,7 +169,7 @@ func (m *Metrics) transferFailed(e event.TransferFailed) {
 // notificationFailed leaves out heartbeats, as stock engines do: the next one repairs what one has missed.
 func (m *Metrics) notificationFailed(e event.NotificationFailed) {
 	m.own.unsent.WithLabelValues(e.What).Inc()
-	if e.What == heartbeat {
+	if e.What == heartbeat || e.What == beat {
 		return
 	}
 	m.failed(failNotification)
@@ -177,6 +180,7 @@ func (m *Metrics) notificationFailed(e event.NotificationFailed) {
 // What NotificationFailed and NotificationDropped call these.
 const (
 	heartbeat  = "heartbeat"
+	beat       = "beat" // a heartbeat that kvferry engines answer
 	completion = "completion"
 )
 
@@ -187,22 +191,15 @@ func (m *Metrics) notificationDropped(e event.NotificationDropped) {
 	}
 }
 
-// receiveFailed counts a cause only where this engine has told none before: a handshake or, in pull, a
-// transfer of its own. A cancelled request is no failure.
+// receiveFailed counts a cause only where this engine has told none before. A cancelled request is no
+// failure; one that timed out has told so.
 func (m *Metrics) receiveFailed(e event.ReceiveFailed) {
 	m.own.receives.WithLabelValues(known(e.Phase, phases...)).Inc()
-	if e.Expired {
+	switch {
+	case e.Expired:
 		m.failed(failLease)
 		m.stock.expiredRequests.Inc()
-		return
-	}
-	switch connector.Phase(e.Phase) {
-	case connector.PhaseHandshake, connector.PhaseCancel:
-	case connector.PhaseTransfer:
-		if m.mode == kv.Push {
-			m.failed(failReceive)
-		}
-	default:
+	case !e.Told && e.Phase != string(connector.PhaseCancel):
 		m.failed(failReceive)
 	}
 }

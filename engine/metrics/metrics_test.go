@@ -114,10 +114,12 @@ func TestDeltas(t *testing.T) {
 		{name: "transfer fails", ev: event.TransferFailed{Phase: "transfer", Err: errFault}, want: d{
 			own + "transfers_total{result=failed}": 1, failure("transfer"): 1, nixl + "num_failed_transfers_total": 1}},
 		{name: "no transfer after a failed handshake", ev: event.TransferFailed{Phase: "handshake", Err: errFault}, want: d{own + "transfers_total{result=failed}": 1}},
+		{name: "nobody wants it", ev: event.TransferFailed{Phase: "transfer", GivenUp: true, Err: errFault}, want: d{own + "transfers_total{result=failed}": 1}},
 		{name: "stopped", ev: event.TransferStopped{}, want: d{}},
 		{name: "notification fails", ev: event.NotificationFailed{What: "registration", Err: errFault}, want: d{
 			own + "unsent_notifications_total{what=registration}": 1, failure("notification"): 1,
 			nixl + "num_failed_notifications_total": 1, nixl + "num_failed_transfers_total": 1}},
+		{name: "beat fails", ev: event.NotificationFailed{What: "beat", Err: errFault}, want: d{own + "unsent_notifications_total{what=beat}": 1}},
 		{name: "heartbeat fails", ev: event.NotificationFailed{What: "heartbeat", Err: errFault}, want: d{own + "unsent_notifications_total{what=heartbeat}": 1}},
 		{name: "late completion", ev: event.NotificationDropped{What: "completion"}, want: d{
 			failure("notification_dropped"): 1, nixl + "num_notifications_after_expiry_total": 1}},
@@ -128,8 +130,10 @@ func TestDeltas(t *testing.T) {
 			own + "receive_wait_seconds sum": .5}},
 		{name: "P is silent", ev: event.ReceiveFailed{Phase: "wait", Err: errFault}, want: d{own + "receives_total{phase=wait}": 1, failure("receive"): 1}},
 		{name: "P's write failed", ev: event.ReceiveFailed{Phase: "transfer", Err: errFault}, want: d{own + "receives_total{phase=transfer}": 1, failure("receive"): 1}},
-		{name: "our read failed", mode: kv.Pull, ev: event.ReceiveFailed{Phase: "transfer", Err: errFault}, want: d{own + "receives_total{phase=transfer}": 1}},
-		{name: "our handshake failed", ev: event.ReceiveFailed{Phase: "handshake", Err: errFault}, want: d{own + "receives_total{phase=handshake}": 1}},
+		{name: "our read failed", mode: kv.Pull, ev: event.ReceiveFailed{Phase: "transfer", Told: true, Err: errFault}, want: d{own + "receives_total{phase=transfer}": 1}},
+		{name: "our handshake failed", ev: event.ReceiveFailed{Phase: "handshake", Told: true, Err: errFault}, want: d{own + "receives_total{phase=handshake}": 1}},
+		{name: "P has another geometry", ev: event.ReceiveFailed{Phase: "handshake", Err: errFault}, want: d{own + "receives_total{phase=handshake}": 1, failure("receive"): 1}},
+		{name: "timed out", ev: event.ReceiveTimedOut{After: time.Second}, want: d{failure("receive"): 1}},
 		{name: "cancelled", ev: event.ReceiveFailed{Phase: "cancel", Err: errFault}, want: d{own + "receives_total{phase=cancel}": 1}},
 		{name: "a phase of tomorrow", ev: event.ReceiveFailed{Phase: "x", Err: errFault}, want: d{own + "receives_total{phase=other}": 1, failure("receive"): 1}},
 		{name: "lease", ev: taken, want: d{own + "leases": 1}},
@@ -181,12 +185,12 @@ func TestOneFaultOneFailure(t *testing.T) {
 		"P cannot reach D": {kv.Push, []event.Event{
 			event.LeaseTaken{Request: "r"}, event.RegistrationReceived{}, event.RegistrationMatched{By: "id"}, event.HandshakeStarted{},
 			event.HandshakeFinished{Err: errFault}, event.TransferFailed{Phase: "handshake", Err: errFault}, event.RegistrationDropped{}, event.LeaseEnded{Request: "r", Reason: "failed"}}},
-		"D cannot reach P": {kv.Push, []event.Event{event.HandshakeFinished{Err: errFault}, event.ReceiveFailed{Phase: "handshake", Err: errFault}}},
+		"D cannot reach P": {kv.Push, []event.Event{event.HandshakeFinished{Err: errFault}, event.ReceiveFailed{Phase: "handshake", Told: true, Err: errFault}}},
 		"a WRITE fails on P": {kv.Push, []event.Event{
 			event.TransferPosted{}, event.TransferFailed{Phase: "transfer", Err: errFault}, event.TransferStopped{}, event.LeaseEnded{Reason: "failed"}}},
 		"the same on D": {kv.Push, []event.Event{event.GrantIssued{}, event.RegistrationSent{}, event.GrantRevoked{}, event.ReceiveFailed{Phase: "transfer", Err: errFault}}},
 		"a READ fails on D": {kv.Pull, []event.Event{
-			event.TransferPosted{}, event.TransferFailed{Phase: "transfer", Err: errFault}, event.TransferStopped{}, event.ReceiveFailed{Phase: "transfer", Err: errFault}}},
+			event.TransferPosted{}, event.TransferFailed{Phase: "transfer", Err: errFault}, event.TransferStopped{}, event.ReceiveFailed{Phase: "transfer", Told: true, Err: errFault}}},
 		"D never comes":  {kv.Pull, []event.Event{event.LeaseTaken{Request: "r"}, event.LeaseEnded{Request: "r", Reason: "expired"}}},
 		"P is gone":      {kv.Push, []event.Event{event.RegistrationSent{}, event.PeerGone{}, event.GrantRevoked{}, event.ReceiveFailed{Phase: "wait", Err: errFault}}},
 		"a late message": {kv.Push, []event.Event{event.NotificationDropped{What: "completion"}}},

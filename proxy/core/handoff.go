@@ -72,6 +72,13 @@ func (h Handoff) CheckMode(pair kv.TransferMode) error {
 	return nil
 }
 
+// IsOf tells whether the answer comes from the engine that these coordinates are of. One that tells of itself
+// no engine id or port is.
+func (h Handoff) IsOf(p Peer) bool {
+	told := h.params
+	return (told.RemoteEngineID == "" || told.RemoteEngineID == p.EngineID) && (told.RemotePort == 0 || told.RemotePort == p.Port)
+}
+
 // Check refuses a hand-off that must not be sent to a decode engine as it is: stock ones die of some
 // missing keys (nixl-connector.md, section 14).
 func (h Handoff) Check(pair kv.TransferMode) error {
