@@ -60,7 +60,7 @@ type TierConfig struct {
 	P2PStore string
 
 	// InjectFault damages what is kept, one of the faults in turn per block: whoever is to get such a
-	// block must find it missing. It is a self-test.
+	// block must find it missing. It is a self-test. tier.Unseen is what a missing checksum would do.
 	InjectFault []tier.Fault
 
 	p2p func(*p2p.Config) // of tests
@@ -127,8 +127,8 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 		bad("tier %s and its folder (%q) go together", TierFS, t.FSDir)
 	}
 	for _, f := range t.InjectFault {
-		if !slices.Contains(tier.Faults, f) {
-			bad("tier fault %q is unknown, use one of %q", f, tier.Faults)
+		if f != tier.Unseen && !slices.Contains(tier.Faults, f) {
+			bad("tier fault %q is unknown, use one of %q or %q", f, tier.Faults, tier.Unseen)
 		}
 	}
 	if t.FSBudget < 0 {

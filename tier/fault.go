@@ -11,14 +11,18 @@ const (
 	TornBlock Fault = "torn-block" // its second half is the first half again, or a flipped bit if that is equal
 )
 
-// Faults is every known fault.
+// Unseen zeroes a block before its checksum is taken, which then belongs to the damage: what would happen
+// without checksums. It is for proving that whoever compares results sees damage at all.
+const Unseen Fault = "unseen"
+
+// Faults is every fault that a checksum must catch.
 var Faults = []Fault{FlipBit, ZeroBlock, TornBlock}
 
 // apply changes at least one bit of a block that is not empty.
 func (f Fault) apply(b []byte) {
 	before := core.SumOf(b)
 	switch f {
-	case ZeroBlock:
+	case ZeroBlock, Unseen:
 		clear(b)
 	case TornBlock:
 		copy(b[len(b)/2:], b[:len(b)/2])
@@ -28,18 +32,30 @@ func (f Fault) apply(b []byte) {
 	}
 }
 
-// inject damages the blocks of a reservation that is about to be committed; nobody else may read them.
-func (t *Manager) inject(slots []core.Slot) {
+// faultsOf is the next faults in turn, one for each of n blocks; none without Config.InjectFault.
+func (t *Manager) faultsOf(n int) []Fault {
 	turn := t.cfg.InjectFault
-	if len(turn) == 0 || len(slots) == 0 {
-		return
+	if len(turn) == 0 || n == 0 {
+		return nil
 	}
 	t.mu.Lock()
 	first := t.mu.faults
-	t.mu.faults += uint64(len(slots))
+	t.mu.faults += uint64(n)
 	t.mu.Unlock()
-	for i, s := range slots {
-		turn[(first+uint64(i))%uint64(len(turn))].apply(t.Block(s))
+	out := make([]Fault, n)
+	for i := range out {
+		out[i] = turn[(first+uint64(i))%uint64(len(turn))]
+	}
+	return out
+}
+
+// inject damages blocks of a reservation that is about to be committed, those whose fault comes before
+// the checksum or those whose comes after. Nobody else may read them yet.
+func (t *Manager) inject(slots []core.Slot, faults []Fault, before bool) {
+	for i, f := range faults {
+		if (f == Unseen) == before {
+			f.apply(t.Block(slots[i]))
+		}
 	}
 }
 

@@ -35,7 +35,7 @@ func TestInjectedFaultIsAMiss(t *testing.T) {
 
 // Each fault changes a block, whatever is in it.
 func TestFaultsAreSeen(t *testing.T) {
-	for _, f := range tier.Faults {
+	for _, f := range append([]tier.Fault{tier.Unseen}, tier.Faults...) {
 		for name, content := range map[string][]byte{"zero": make([]byte, blockLen), "one": {1}, "some": content(key(1))} {
 			before := core.SumOf(content)
 			if tier.Apply(f, content); core.SumOf(content) == before {
@@ -45,6 +45,21 @@ func TestFaultsAreSeen(t *testing.T) {
 	}
 	if (tier.Config{Memory: make([]byte, 10), BlockLen: 1, InjectFault: []tier.Fault{"x"}}).Validate() == nil {
 		t.Error("an unknown fault is taken")
+	}
+}
+
+// Unseen is what no checksum sees: the block is used as it is, in turn with others that are not.
+func TestUnseenFault(t *testing.T) {
+	e := newEngineWith(t, make([]byte, 8*blockLen), func(c *tier.Config) { c.InjectFault = []tier.Fault{tier.Unseen, tier.FlipBit} })
+	e.begin(tier.Request{ID: "w"})
+	for i := range 4 {
+		e.mustCompute("w", key(i))
+	}
+	for i := range 4 {
+		_, slots, ok := e.m.Use([]core.Key{key(i)})
+		if ok != (i%2 == 0) || ok && core.SumOf(e.m.Block(slots[0])) == core.SumOf(content(key(i))) {
+			t.Errorf("block %d: used %v", i, ok)
+		}
 	}
 }
 

@@ -45,8 +45,8 @@ func (c Config) Validate() error {
 		names[s.Name()] = true
 	}
 	for _, f := range c.InjectFault {
-		if !slices.Contains(Faults, f) {
-			return fmt.Errorf("cpu tier: the fault %q is unknown, there are %q", f, Faults)
+		if f != Unseen && !slices.Contains(Faults, f) {
+			return fmt.Errorf("cpu tier: the fault %q is unknown, there are %q and %q", f, Faults, Unseen)
 		}
 	}
 	return c.core().Validate()
@@ -175,8 +175,10 @@ func (t *Manager) Commit(id core.JobID, ok bool) {
 	if ok {
 		t.do(func(m *core.Machine) { slots, _ = m.Blocks(id) })
 	}
+	faults := t.faultsOf(len(slots))
+	t.inject(slots, faults, true)
 	sums := t.sums(slots)
-	t.inject(slots)
+	t.inject(slots, faults, false)
 	t.do(func(m *core.Machine) {
 		m.SetSums(id, sums)
 		m.Commit(id, ok)
