@@ -174,7 +174,7 @@ func (c *checker) run(ctx context.Context, cases []checkCase) {
 			c.failf("conversation: %v", err)
 		}
 	}
-	if err := c.settled(ctx); err != nil {
+	if err := c.settled(ctx, c.engines()...); err != nil {
 		c.failf("blocks: %v", err)
 	}
 }
@@ -203,18 +203,9 @@ func (c *checker) selfTest(ctx context.Context) {
 
 // runCase sends the case's prompts to the single engine and to the pair, and compares.
 func (c *checker) runCase(ctx context.Context, tc checkCase) error {
-	want, err := c.askAll(ctx, c.single.ready, tc, nil)
+	want, stops, err := c.wanted(ctx, tc)
 	if err != nil {
-		return fmt.Errorf("single engine: %w", err)
-	}
-	var stops [][]int
-	if tc.stopFirst {
-		for _, w := range want {
-			stops = append(stops, w.Tokens[:1])
-		}
-		if want, err = c.askAll(ctx, c.single.ready, tc, stops); err != nil {
-			return fmt.Errorf("single engine: %w", err)
-		}
+		return err
 	}
 	got, err := c.askAll(ctx, c.pair.router.ready, tc, stops)
 	if err != nil {
@@ -230,6 +221,20 @@ func (c *checker) runCase(ctx context.Context, tc checkCase) error {
 		}
 	}
 	return nil
+}
+
+// wanted is what a single engine answers to the case's prompts, and the stop tokens that were sent.
+func (c *checker) wanted(ctx context.Context, tc checkCase) (want []*completion, stops [][]int, err error) {
+	if want, err = c.askAll(ctx, c.single.ready, tc, nil); err == nil && tc.stopFirst {
+		for _, w := range want {
+			stops = append(stops, w.Tokens[:1])
+		}
+		want, err = c.askAll(ctx, c.single.ready, tc, stops)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("single engine: %w", err)
+	}
+	return want, stops, nil
 }
 
 // checkDecode looks at what the decode engine says of a request: an equal answer is worth nothing
@@ -251,6 +256,11 @@ func (c *checker) checkDecode(ctx context.Context, got *completion) error {
 
 // askAll sends all prompts of a case at once.
 func (c *checker) askAll(ctx context.Context, to readyLine, tc checkCase, stops [][]int) ([]*completion, error) {
+	return c.each(tc, stops, func(prompt string, stop []int) (*completion, error) { return c.ask(ctx, to, tc, prompt, stop) })
+}
+
+// each asks for all prompts of a case at once.
+func (c *checker) each(tc checkCase, stops [][]int, ask func(prompt string, stop []int) (*completion, error)) ([]*completion, error) {
 	answers := make([]*completion, len(tc.prompts))
 	errs := make([]error, len(tc.prompts))
 	var wg sync.WaitGroup
@@ -259,16 +269,21 @@ func (c *checker) askAll(ctx context.Context, to readyLine, tc checkCase, stops 
 		if stops != nil {
 			stop = stops[i]
 		}
-		wg.Go(func() { answers[i], errs[i] = c.ask(ctx, to, tc, prompt, stop) })
+		wg.Go(func() { answers[i], errs[i] = ask(prompt, stop) })
 	}
 	wg.Wait()
 	return answers, errors.Join(errs...)
 }
 
 func (c *checker) ask(ctx context.Context, to readyLine, tc checkCase, prompt string, stop []int) (*completion, error) {
+	return c.askWith(ctx, to, tc, prompt, stop, nil)
+}
+
+// askWith is ask with kv_transfer_params.
+func (c *checker) askWith(ctx context.Context, to readyLine, tc checkCase, prompt string, stop []int, kv any) (*completion, error) {
 	got, err := complete(ctx, to["url"], completionRequest{
 		Model: c.single.ready["model"], Prompt: prompt, MaxTokens: tc.maxTokens, ReturnTokenIDs: true,
-		StopTokenIDs: stop, IgnoreEOS: tc.ignoreEOS, Stream: tc.stream,
+		StopTokenIDs: stop, IgnoreEOS: tc.ignoreEOS, Stream: tc.stream, KV: kv,
 	})
 	if err != nil {
 		return nil, err
@@ -279,11 +294,11 @@ func (c *checker) ask(ctx context.Context, to readyLine, tc checkCase, prompt st
 	return got, nil
 }
 
-// settled waits until every engine has as many free blocks as before the first request.
-func (c *checker) settled(ctx context.Context) error {
+// settled waits until each engine has as many free blocks as before the first request.
+func (c *checker) settled(ctx context.Context, engines ...*child) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	for _, e := range c.engines() {
+	for _, e := range engines {
 		for {
 			free, err := gauge(ctx, e.ready["url"], freeBlocks)
 			if err == nil && free == c.baseline[e] {

@@ -34,6 +34,7 @@ type completionRequest struct {
 	IgnoreEOS      bool   `json:"ignore_eos,omitempty"`
 	Stream         bool   `json:"stream,omitempty"`
 	ConversationID string `json:"conversation_id,omitempty"`
+	KV             any    `json:"kv_transfer_params,omitempty"`
 }
 
 type completionChunk struct {
@@ -153,23 +154,55 @@ func (c *completion) add(chunk completionChunk) error {
 
 // gauge reads one unlabelled metric of a server.
 func gauge(ctx context.Context, base, name string) (float64, error) {
+	sum, found := 0.0, false
+	err := eachMetric(ctx, base, func(metric string, v float64) {
+		if metric == name {
+			sum, found = v, true
+		}
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("%s/metrics has no %s", base, name)
+	}
+	return sum, err
+}
+
+// gaugeSum adds up a metric over its labels; 0 when there is none.
+func gaugeSum(ctx context.Context, base, name string) (sum float64, err error) {
+	err = eachMetric(ctx, base, func(metric string, v float64) {
+		if strings.HasPrefix(metric, name+"{") {
+			sum += v
+		}
+	})
+	return sum, err
+}
+
+// eachMetric calls f with each metric of a server, labels included, and its value.
+func eachMetric(ctx context.Context, base string, f func(metric string, v float64)) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/metrics", nil)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer resp.Body.Close()
 	sc := bufio.NewScanner(io.LimitReader(resp.Body, maxAnswer))
 	for sc.Scan() {
-		if v, ok := strings.CutPrefix(sc.Text(), name+" "); ok {
-			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		metric, value, ok := cutLast(sc.Text(), " ")
+		if !ok || strings.HasPrefix(metric, "#") {
+			continue
+		}
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			f(metric, v)
 		}
 	}
-	if err := sc.Err(); err != nil {
-		return 0, err
+	return sc.Err()
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
 	}
-	return 0, fmt.Errorf("%s/metrics has no %s", base, name)
+	return s, "", false
 }

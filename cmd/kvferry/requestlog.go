@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,32 @@ type requestLine struct {
 	WaitMS         float64 `json:"wait_ms"`
 	Transport      string  `json:"transport"`
 	Why            string  `json:"why"`
+	TierTokens     int     `json:"tier_tokens"`
+	TierFrom       string  `json:"tier"` // "cpu=32,p2p=64": tokens
+}
+
+// tierTokens is how many tokens one tier has brought.
+func (r requestLine) tierTokens(tier string) int {
+	for _, part := range strings.Split(r.TierFrom, ",") {
+		if name, n, _ := strings.Cut(part, "="); name == tier {
+			tokens, _ := strconv.Atoi(n) // 0 if it is no number
+			return tokens
+		}
+	}
+	return 0
+}
+
+// tierString is the line that `up --topology p2p` prints for one request.
+func (r requestLine) tierString() string {
+	s := fmt.Sprintf("request %s: %d prompt tokens, %d cached", r.ID, r.Prompt, r.Cached)
+	if r.TierTokens > 0 {
+		s += fmt.Sprintf(", %d loaded (%s)", r.TierTokens, r.TierFrom)
+	}
+	s += fmt.Sprintf(", %d computed, %d generated, %s", r.ComputedPrompt, r.Completion, r.Finish)
+	if r.Error != "" {
+		s += ": " + r.Error
+	}
+	return s
 }
 
 // parseRequestLine reads a JSON log line; false for any other line.

@@ -43,6 +43,7 @@ var storeMetrics = []storeMetric{
 	storeGauge("loads", "Fetches and reads of files under way.", func(n store.NamespaceStats) float64 { return float64(n.Loads) }),
 	storeGauge("stores", "Writes of files under way or waiting.", func(n store.NamespaceStats) float64 { return float64(n.Stores) }),
 	storeGauge("offers_waiting", "Offered blocks that wait for their fetch.", func(n store.NamespaceStats) float64 { return float64(n.Intake.Waiting) }),
+	storeGauge("fetches", "Peers that are being fetched from.", func(n store.NamespaceStats) float64 { return float64(n.Intake.Batches) }),
 	storeCounter("offers", "Blocks that engines have offered.", func(n store.NamespaceStats) float64 { return float64(n.Intake.Offered) }),
 	storeCounter("offers_dropped", "Offered blocks that found their queue full, or whose engine went away.", func(n store.NamespaceStats) float64 { return float64(n.Intake.Dropped) }),
 	storeCounter("blocks_evicted", "Blocks that left memory for others.", func(n store.NamespaceStats) float64 { return float64(n.Evicted) }),

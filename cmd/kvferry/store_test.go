@@ -1,11 +1,11 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,26 +16,13 @@ func storeUp(t *testing.T, args ...string) *process {
 	return serverUp(t, append([]string{"store", "--listen", "127.0.0.1:0", "--p2p-listen", "127.0.0.1:0"}, args...)...)
 }
 
-// number adds up one number of a store's /metrics over its namespaces; -1 while it is not there.
+// number adds up one number of a store's /metrics over its namespaces; -1 when it cannot be had.
 func number(store *process, name string) float64 {
-	resp, err := http.Get(store.ready["url"] + "/metrics")
+	v, err := gaugeSum(context.Background(), store.ready["url"], name)
 	if err != nil {
 		return -1
 	}
-	defer resp.Body.Close()
-	page, _ := io.ReadAll(resp.Body)
-	sum := -1.0
-	for _, line := range strings.Split(string(page), "\n") {
-		if !strings.HasPrefix(line, name+"{") {
-			continue
-		}
-		v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-		if err != nil {
-			return -1
-		}
-		sum = max(0, sum) + v
-	}
-	return sum
+	return v
 }
 
 // What one engine has offered another gets when the first is gone, over shared memory and over TCP; what
