@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvferry/kvferry/kv"
 )
 
 func storeUp(t *testing.T, args ...string) *process {
@@ -140,4 +142,31 @@ func TestStoreUsage(t *testing.T) {
 			t.Errorf("%s: exit status %d, %q", args, code, p.output())
 		}
 	}
+}
+
+// An engine goes on without its store, and comes back to it by itself.
+func TestStoreComesBack(t *testing.T) {
+	t.Parallel()
+	args := []string{"--size", "16MiB", "--fs", t.TempDir()}
+	store := storeUp(t, args...)
+	e := newCPUTier(t, store, "a model")
+	e.compute(blockKeys(0, 8))
+	eventually(t, "files", func() bool { return number(store, "kvferry_store_files") == 8 })
+	store.kill()
+	eventually(t, "the session's end", func() bool { return !e.peers.StoreUp() })
+	if got := e.fetch(blockKeys(6, 10)); got != "++--" { // its own, and nothing is waited for
+		t.Errorf("without a store: %s", got)
+	}
+	e.compute(blockKeys(10, 12))
+	again := serverUp(t, append([]string{"store", "--listen", "127.0.0.1:0", "--p2p-listen", store.ready["p2p"]}, args...)...)
+	eventually(t, "the engine has come back", func() bool {
+		e.request(func(kv.RequestID) {})
+		return e.peers.StoreUp()
+	})
+	e.m.Reset()
+	if got := e.fetch(blockKeys(0, 12)); got != "++++++++----" { // what was computed meanwhile is not there
+		t.Errorf("with the store again: %s", got)
+	}
+	e.compute(blockKeys(12, 14))
+	eventually(t, "what is computed now", func() bool { return number(again, "kvferry_store_files") == 10 })
 }

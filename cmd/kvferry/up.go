@@ -30,7 +30,7 @@ type upFlags struct {
 // topologyFlags are those that only some topologies know.
 var topologyFlags = map[string][]string{
 	"mode": {topologyPair}, "faults": {topologyPair}, "seed": {topologyPair}, "requests": {topologyPair}, "lease": {topologyPair},
-	"inject-kv-fault": {topologyPair}, "cpu-cache": {topologyP2P, topologyStore}, "inject-tier-fault": {topologyP2P, topologyStore},
+	"inject-kv-fault": {topologyPair}, "bidirectional-kv-xfer": {topologyPair}, "cpu-cache": {topologyP2P, topologyStore}, "inject-tier-fault": {topologyP2P, topologyStore},
 }
 
 // checkTopology refuses an unknown topology and flags of another one.

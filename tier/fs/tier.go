@@ -54,8 +54,8 @@ func (c Config) Validate() error {
 
 // Stats are counts for people.
 type Stats struct {
-	Blocks                  int
-	Bytes                   int64
+	Blocks                  int    // that can be read; not those being written
+	Bytes                   int64  // of the budget, with those being written
 	Loads, Stores           uint64 // blocks
 	FailedLoads, NotStored  uint64 // blocks
 	Dropped, Evicted        uint64 // files
@@ -164,7 +164,7 @@ func (t *Tier) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.mu.stats
-	s.Blocks, s.Bytes = len(t.mu.index.files), t.mu.index.used
+	s.Blocks, s.Bytes = t.mu.index.order.Len(), t.mu.index.used
 	s.QueuedLoads, s.QueuedJobs = len(t.mu.loads), len(t.mu.loads)+len(t.mu.stores)
 	return s
 }
