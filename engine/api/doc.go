@@ -28,7 +28,7 @@
 // chunk of a stream says that, too. With "return_token_ids" the answer has the token ids beside the text.
 //
 // `usage.prompt_tokens_details.cached_tokens` counts prompt tokens that were not computed for the
-// request: from the prefix cache and from a peer, or what the router says that P had cached.
+// request: from the prefix cache, the CPU tier and a peer, or what the router says that P had cached.
 //
 // A stream's status is sent with its first token, so that a request that fails before gets a status
 // of its own. A later failure is an event {"error": …}, and [DONE] does not follow.

@@ -229,7 +229,7 @@ func (a *answer) cached(end *engine.Output) int {
 	if p := a.job.params; p != nil && p.DoRemotePrefill && p.CachedTokens != nil {
 		return *p.CachedTokens
 	}
-	return min(end.Usage.Cached+end.Usage.External, end.Usage.Prompt)
+	return min(end.Usage.Cached+end.Usage.External+end.Usage.Tier, end.Usage.Prompt)
 }
 
 // stopReason is the stop string or stop token that ended an answer; nil if neither did.

@@ -72,6 +72,9 @@ func TestTierByHTTP(t *testing.T) {
 	if first.Choices[0].Text != second.Choices[0].Text {
 		t.Errorf("%q and %q", first.Choices[0].Text, second.Choices[0].Text)
 	}
+	if got := second.Usage.PromptTokensDetails.CachedTokens; got != 16*blocks {
+		t.Errorf("%d tokens are said to be cached, want %d", got, 16*blocks)
+	}
 	for line, want := range map[string]string{
 		`vllm:kv_offload_tiering_chunk_hits{tier="1:p2p"}`:                  fmt.Sprint(blocks),
 		`vllm:kv_offload_tiering_promotion_job_failures{tier="1:p2p"}`:      "0",
