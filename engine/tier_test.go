@@ -86,7 +86,7 @@ func TestTierAfterEviction(t *testing.T) {
 	tierCheck{id: "first", prompt: p, max: 4}.run(t, e)
 	tierSettled(t, e)
 	for i := range 3 {
-		tierCheck{id: "other" + strconv.Itoa(i), prompt: prompt(120, 10+i), max: 2}.run(t, e)
+		tierCheck{id: "other" + strconv.Itoa(i), prompt: prompt(90, 10+i), max: 2}.run(t, e)
 		tierSettled(t, e)
 	}
 	a := tierCheck{id: "again", prompt: p, max: 4}.run(t, e)
@@ -99,7 +99,7 @@ func TestTierAfterEviction(t *testing.T) {
 // The second engine answers a prompt that the first has seen and computes the tail only.
 func TestTierFromPeer(t *testing.T) {
 	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))
-	p := prompt(100, 2)
+	p := prompt(100, 1)
 	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	tierSettled(t, x)
 	a := tierCheck{id: "b", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
@@ -114,7 +114,7 @@ func TestTierFromPeer(t *testing.T) {
 func TestTierFilesOutliveEngine(t *testing.T) {
 	dir := t.TempDir()
 	with := func(c *Config) { withTier(TierFS)(c); c.Tier.FSDir = dir }
-	p := prompt(100, 3)
+	p := prompt(100, 1)
 	x := newEngine(t, with)
 	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	if err := x.Close(context.Background()); err != nil {
@@ -132,17 +132,17 @@ func TestTierFilesOutliveEngine(t *testing.T) {
 func TestTierPrefillerAndDecoder(t *testing.T) {
 	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))
 	for i, warm := range []bool{false, true} {
-		p, id := prompt(200, 20+i), "pd"+strconv.Itoa(i)
+		p, id := prompt(100, 20+i), "pd"+strconv.Itoa(i)
 		if warm { // the prefiller has the blocks already, in the KV cache and in the tier
-			tierCheck{id: "warm", prompt: p, max: 1}.run(t, x)
+			tierCheck{id: "warm", prompt: p, max: 4}.run(t, x)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			tierCheck{id: id + "-p", prompt: p, max: 1, tier: wire.P2PParams{Decoder: id}}.run(t, x)
 		})
 		wg.Go(func() {
-			a := tierCheck{id: id + "-d", prompt: p, max: 3, tier: wire.P2PParams{Prefiller: source(t, x, id)}}.run(t, y)
-			if u := a.Usage; u.Tier != 192 || u.ComputedPrompt != 8 {
+			a := tierCheck{id: id + "-d", prompt: p, max: 4, tier: wire.P2PParams{Prefiller: source(t, x, id)}}.run(t, y)
+			if u := a.Usage; u.Tier != 96 || u.ComputedPrompt != 4 {
 				t.Errorf("%s: %+v", id, u)
 			}
 		})
@@ -186,7 +186,7 @@ func TestTierSourceDies(t *testing.T) {
 	p := prompt(36, 30)
 	for n := 1; n <= writesOfFetch; n++ {
 		x := newEngine(t, withTier(TierP2P))
-		tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+		tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 		w := &tripwire{do: func() { closeNow(t, x) }}
 		w.left.Store(int64(n))
 		y := newEngine(t, func(c *Config) {
@@ -208,7 +208,7 @@ func TestTierSourceDies(t *testing.T) {
 func TestTierClientLeaves(t *testing.T) {
 	p := prompt(36, 30)
 	x := newEngine(t, withTier(TierP2P))
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	for n := 1; n <= writesOfFetch; n++ {
 		ctx, cancel := context.WithCancel(t.Context())
 		w := &tripwire{do: cancel}
@@ -234,8 +234,8 @@ func TestTierClientLeaves(t *testing.T) {
 // Engines whose blocks are not alike exchange none, and find that out when they connect.
 func TestTierOtherFacts(t *testing.T) {
 	x := newEngine(t, withTier(TierP2P))
-	p := prompt(100, 32)
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	p := prompt(100, 1)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	for name, change := range map[string]func(*Config){
 		"hash seed":    func(c *Config) { c.Tier.HashSeed = "other" },
 		"model name":   func(c *Config) { c.ServedName = "other" },
@@ -270,7 +270,7 @@ func TestTierMuteSource(t *testing.T) {
 	e := newEngine(t, func(c *Config) { withTier(TierP2P)(c); c.Tier.Timeout = time.Second })
 	s := submit1(t, e, Request{ID: "late", Prompt: prompt(100, 33), MaxTokens: 3, Tier: wire.P2PParams{Source: mute}})
 	eventually(t, e, func(s Stats) bool { return s.TierLooking == 1 })
-	for i := range 5 {
+	for i := range 3 {
 		tierCheck{id: "other" + strconv.Itoa(i), prompt: prompt(40, 40+i), max: 4}.run(t, e)
 	}
 	checkAnswer(t, "late", read(t, s), expect(t, prompt(100, 33), 3, model.Sampling{}))
@@ -284,10 +284,10 @@ func TestTierMuteSource(t *testing.T) {
 func TestTierBounds(t *testing.T) {
 	dir := t.TempDir()
 	files := func(c *Config) { withTier(TierFS)(c); c.Tier.FSDir = dir; c.NoPrefixCache = true }
-	p := prompt(100, 34)
+	p := prompt(100, 1)
 	x := newEngine(t, files)
 	most := 70
-	tierCheck{id: "store", prompt: p, max: 1, tier: wire.P2PParams{MaxOffload: &most}}.run(t, x)
+	tierCheck{id: "store", prompt: p, max: 4, tier: wire.P2PParams{MaxOffload: &most}}.run(t, x)
 	tierSettled(t, x)
 	few, none := 33, 0
 	for name, c := range map[string]struct {
@@ -302,7 +302,7 @@ func TestTierBounds(t *testing.T) {
 		"only memory": {tier: wire.P2PParams{LoadTiers: []wire.TierMatch{}}, want: 64},
 	} {
 		c.tier.MaxOffload = &none
-		a := tierCheck{id: name, prompt: p, max: 3, tier: c.tier, salt: c.salt}.run(t, x)
+		a := tierCheck{id: name, prompt: p, max: 4, tier: c.tier, salt: c.salt}.run(t, x)
 		if a.Usage.Tier != c.want {
 			t.Errorf("%s: %+v", name, a.Usage)
 		}
@@ -319,7 +319,7 @@ func TestTierBounds(t *testing.T) {
 		{"no tier", []wire.TierMatch{}, 0}, {"remote storage", []wire.TierMatch{{Locality: "REMOTE"}}, 0},
 		{"cpu", []wire.TierMatch{{Medium: "CPU"}}, 0}, {"local", []wire.TierMatch{{Locality: "LOCAL"}}, 64},
 	} {
-		a := tierCheck{id: c.id, prompt: p, max: 3, tier: wire.P2PParams{LoadTiers: c.tiers, MaxOffload: &none}}.run(t, y)
+		a := tierCheck{id: c.id, prompt: p, max: 4, tier: wire.P2PParams{LoadTiers: c.tiers, MaxOffload: &none}}.run(t, y)
 		if a.Usage.Tier != c.want {
 			t.Errorf("%s: %+v", c.id, a.Usage)
 		}
@@ -330,12 +330,12 @@ func TestTierBounds(t *testing.T) {
 // A reset of the prefix cache forgets the CPU's memory, too.
 func TestTierReset(t *testing.T) {
 	e := newEngine(t, withTier())
-	p := prompt(100, 35)
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, e)
+	p := prompt(100, 1)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, e)
 	if _, err := e.ResetPrefixCache(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	a := tierCheck{id: "b", prompt: p, max: 3}.run(t, e)
+	a := tierCheck{id: "b", prompt: p, max: 4}.run(t, e)
 	if a.Usage.Tier != 0 || a.Usage.ComputedPrompt != 100 {
 		t.Errorf("%+v", a.Usage)
 	}
@@ -346,9 +346,9 @@ func TestTierReset(t *testing.T) {
 func TestTierDamagedFile(t *testing.T) {
 	dir := t.TempDir()
 	with := func(c *Config) { withTier(TierFS)(c); c.Tier.FSDir = dir }
-	p := prompt(100, 36)
+	p := prompt(100, 1)
 	x := newEngine(t, with)
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	if err := x.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -383,13 +383,13 @@ func TestTierDamagedFile(t *testing.T) {
 func TestTierCrowd(t *testing.T) {
 	e := newEngine(t, func(c *Config) {
 		withTier(TierFS)(c)
-		c.Tier.FSDir, c.Tier.Memory, c.NumBlocks, c.MaxRunning = t.TempDir(), c.Tier.Memory/4, 20, 3
+		c.Tier.FSDir, c.Tier.Memory, c.NumBlocks, c.MaxRunning = t.TempDir(), c.Tier.Memory/4, 12, 3
 	})
 	var wg sync.WaitGroup
 	for worker := range 3 {
 		wg.Go(func() {
 			for i := range 5 {
-				p := prompt(90, 50+(2*worker+i)%5)
+				p := prompt(60, 50+(2*worker+i)%5)
 				tierCheck{id: strconv.Itoa(worker) + "-" + strconv.Itoa(i), prompt: p, max: 3}.run(t, e)
 			}
 		})
@@ -409,8 +409,8 @@ func TestTierDamagedBlocks(t *testing.T) {
 		c.Tier.InjectFault = tier.Faults
 	}
 	x, y := newEngine(t, damage), newEngine(t, withTier(TierP2P))
-	p := prompt(100, 37)
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	p := prompt(100, 1)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	tierSettled(t, x)
 	far := tierCheck{id: "b", prompt: p, max: 4, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
 	near := tierCheck{id: "c", prompt: p, max: 4}.run(t, x)
@@ -427,8 +427,8 @@ func TestTierDamagedBlocks(t *testing.T) {
 // An engine whose tier has nothing to do sleeps.
 func TestTierIdle(t *testing.T) {
 	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))
-	p := prompt(100, 38)
-	tierCheck{id: "a", prompt: p, max: 1}.run(t, x)
+	p := prompt(100, 1)
+	tierCheck{id: "a", prompt: p, max: 4}.run(t, x)
 	tierCheck{id: "b", prompt: p, max: 1, tier: wire.P2PParams{Source: source(t, x, "tx")}}.run(t, y)
 	tierSettled(t, x)
 	tierSettled(t, y)
