@@ -47,10 +47,13 @@ func TestResetPrefixCache(t *testing.T) {
 // Blocks held for D: refused without waiting; with it, it comes when D has them. Hand-offs that come
 // meanwhile come after it.
 func TestResetWithHolds(t *testing.T) {
-	x := newPair(t, nil)
+	eachMode(t, nil, resetWithHolds)
+}
+
+func resetWithHolds(t *testing.T, x pair) {
 	p := prompt(70, 1)
-	prefill, decode := x.legs("r", p, 4)
-	generate(t, x.p, prefill)
+	_, leg := x.begin(t, "r", p, 4)
+	_, decode := leg()
 	var busy *CacheBusyError
 	if _, err := x.p.ResetPrefixCache(t.Context(), false); !errors.As(err, &busy) || busy.Held != 1 || busy.Receiving != 0 {
 		t.Fatalf("with a hold: %v", err)

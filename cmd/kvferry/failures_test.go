@@ -42,14 +42,17 @@ func TestFailureTable(t *testing.T) {
 		if len(cells) == 6 || len(cells) == 1 || strings.HasPrefix(line, "|---") {
 			continue // the table of times; text
 		}
-		if len(cells) != 9 {
-			t.Errorf("line %d has %d cells, not 7", i+1, len(cells)-2)
+		if len(cells) == 9 && (tierRow.MatchString(strings.TrimSpace(cells[1])) || strings.TrimSpace(cells[1]) == "id") {
+			cells = slices.Insert(cells, 7, "–") // no hand-off between a prefill and a decode engine
+		}
+		if len(cells) != 10 {
+			t.Errorf("line %d has %d cells, not 8", i+1, len(cells)-2)
 			continue
 		}
 		for j := range cells {
 			cells[j] = strings.TrimSpace(cells[j])
 		}
-		id, named := cells[1], cells[7]
+		id, modes, named := cells[1], cells[7], cells[8]
 		if id == "id" {
 			continue
 		}
@@ -62,6 +65,14 @@ func TestFailureTable(t *testing.T) {
 			t.Errorf("%s does not say what P or D does", id)
 		}
 		checkNamed(t, tests, id, named)
+		is, why, _ := strings.Cut(modes, ";")
+		want := tests.modes(t, named)
+		if tierRow.MatchString(id) {
+			want = "–"
+		}
+		if is != want || (is == "push" || is == "pull") && why == "" {
+			t.Errorf("%s says modes %q, its tests run in %q; one mode alone needs a reason", id, modes, want)
+		}
 	}
 	for _, id := range failureIDs() {
 		if !seen[id] {
@@ -100,6 +111,72 @@ func checkNamed(t *testing.T, tests testNames, id, named string) {
 			}
 		}
 	}
+}
+
+// tierRow are the ids of what happens to the tier and between its peers.
+var tierRow = regexp.MustCompile(`^(T\d|P2P|ST\d)`)
+
+// Packages that know of no mode, and what in a test's source tells that it runs in both or in pull.
+var (
+	modeless  = regexp.MustCompile(`^(agent|peer|wire|geometry|internal|tier|engine/core|engine/metrics|proxy/core)(/|$)`)
+	bothModes = regexp.MustCompile(`atEachPhase|inBothModes|eachMode|range modes|\brunEndurance|kv\.Push\b(?s:.*)kv\.Pull\b|kv\.Pull\b(?s:.*)(kv\.Push|a push)\b`)
+	pullMode  = regexp.MustCompile(`(?i)pull`)
+)
+
+// modes is in which modes the tests that a row names run: push, pull, both, or – if no mode matters to the row.
+func (n testNames) modes(t *testing.T, named string) string {
+	t.Helper()
+	push, pull, any := false, false, false
+	for _, m := range namedTest.FindAllStringSubmatch(named, -1) {
+		name := testName.FindStringSubmatch(m[1])
+		if name == nil {
+			continue
+		}
+		src := n.source(t, name[1], name[2])
+		switch {
+		case modeless.MatchString(name[1]):
+			any = true
+		case name[3] != "":
+			pull = pull || strings.HasPrefix(name[3], "pull")
+			push = push || !strings.HasPrefix(name[3], "pull")
+		case bothModes.MatchString(src):
+			push, pull = true, true
+		default:
+			pull = pull || pullMode.MatchString(src)
+			push = push || !pullMode.MatchString(src)
+		}
+	}
+	switch {
+	case push && pull:
+		return "both"
+	case push:
+		return "push"
+	case pull:
+		return "pull"
+	case any:
+		return "any"
+	}
+	return "–"
+}
+
+// source is a test function's.
+func (n testNames) source(t *testing.T, dir, name string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", "..", filepath.FromSlash(dir), "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		src, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, body, ok := strings.Cut(string(src), "\nfunc "+name+"("); ok {
+			body, _, _ = strings.Cut(body, "\n}\n")
+			return name + body
+		}
+	}
+	return ""
 }
 
 // testNames are the tests of packages that were looked at, by directory.
