@@ -191,7 +191,8 @@ type Agent interface {
 	Events() <-chan Event
 
 	// Close ends all transfers as closed, stops every goroutine and unmaps what Alloc gave. It
-	// returns when that is done. It waits for no reader: the Results and Stoppeds that are owed
+	// returns when that is done. Notifications that were queued leave first, as far as peers take
+	// them within FlushTimeout: the last words of an engine that ends free its peers' blocks. It waits for no reader: the Results and Stoppeds that are owed
 	// lie in the closed channel of Events to be read, so its reader may be the one that calls
 	// Close. Notifications that were not read by then may be dropped.
 	Close() error

@@ -1,5 +1,11 @@
 package agent
 
+import "time"
+
+// FlushTimeout is how long Close lets queued notifications leave, for all peers together. The kernel
+// takes them at once from all but a peer that has not read for long.
+const FlushTimeout = 250 * time.Millisecond
+
 // Limits bound what one agent keeps, so that neither its user nor a peer can make it grow without
 // end. A zero field means the default. Backends take them in their Config.
 type Limits struct {

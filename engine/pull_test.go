@@ -241,7 +241,6 @@ func TestPullAborts(t *testing.T) {
 	})
 	decode := x.pull(t, "afterwards", prompt(50, 4), 3)
 	checkAnswer(t, "afterwards", decode, expect(t, prompt(50, 4), 3, model.Sampling{}))
-	settle(t, x.p) // before D goes, which may take its last words with it
 }
 
 // A decode request that can never run gives P's blocks back at once (B-019).

@@ -3,6 +3,7 @@ package agenttest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -115,6 +116,25 @@ func outcomeClosed(s *suite) {
 	for _, id := range ids {
 		x.p.expect(id, agent.OutcomeClosed)
 	}
+}
+
+// What was queued before Close arrives, and then the loss of the peer.
+func lastWords(s *suite) {
+	x := s.pair(4, 4096)
+	g := x.d.grant(x.p, agent.AccessRead, x.dDesc...)
+	read := x.transfer(agent.Read, g)
+	read.Notif = []byte("read")
+	x.p.expect(x.p.post(read), agent.OutcomeDone)
+	const n = 200
+	for i := range n {
+		s.must(x.p.Notify(x.p.peers[x.d].ID, fmt.Appendf(nil, "word %d", i)))
+	}
+	x.p.close()
+	x.d.notified("read")
+	for i := range n {
+		x.d.notified(fmt.Sprintf("word %d", i))
+	}
+	x.d.lost(x.p.Name(), true)
 }
 
 // settle gives what must not happen time to happen. A test that passes only says less if it is too

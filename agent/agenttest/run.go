@@ -39,6 +39,7 @@ func Run(t *testing.T, factory Factory, opts Options) {
 		{"NotificationAfterData", notificationAfterData},
 		{"ReadNotifies", readNotifies},
 		{"NotificationsInOrder", notificationsInOrder},
+		{"LastWords", lastWords},
 		{"OutcomeDone", outcomeDone},
 		{"OutcomeFailed", outcomeFailed},
 		{"OutcomeDeadline", outcomeDeadline},

@@ -249,15 +249,16 @@ func (a *Agent) Events() <-chan agent.Event { return a.front.Events.Events() }
 // Close is Agent.Close.
 func (a *Agent) Close() error {
 	a.closer.Do(func() {
-		a.end(ErrRemoved)
+		a.end(ErrRemoved, true)
 		a.err = a.front.FinishClose()
 	})
 	return a.err
 }
 
-// end takes the agent out of the fabric; its peers see err. Grants end after the links, so that a peer
+// end takes the agent out of the fabric; its peers see err, after what was still under way to them if
+// they are to hear it. Grants end after the links, so that a peer
 // sees an agent that is gone, and not one that refuses.
-func (a *Agent) end(err error) {
+func (a *Agent) end(err error, heard bool) {
 	defer a.front.BeginClose()
 	f := a.fabric
 	f.mu.Lock()
@@ -269,9 +270,20 @@ func (a *Agent) end(err error) {
 	delete(f.mu.agents, a.name)
 	for _, l := range a.links() {
 		if l.from == a {
+			var words [][]byte
+			if heard {
+				words = l.messages
+			}
 			l.drop(agent.OutcomeClosed, agent.ErrClosed)
 			l.outShare.Forget()
-			f.reach(a.name, l.to.name, func() { l.refused(err) })
+			f.reach(a.name, l.to.name, func() {
+				for _, msg := range words {
+					if !l.accepted || !l.deliver(msg, nil) {
+						return
+					}
+				}
+				l.refused(err)
+			})
 		} else {
 			l.accepted = false
 			delete(a.inbound, l.in)

@@ -124,7 +124,7 @@ func (f *Fabric) Kill(name agent.Name) {
 	a := f.mu.agents[name]
 	f.mu.Unlock()
 	if a != nil {
-		a.end(ErrReset)
+		a.end(ErrReset, false)
 	}
 }
 

@@ -259,6 +259,7 @@ func (a *Agent) forget(s *segment) {
 func (a *Agent) Close() error {
 	a.closer.Do(func() {
 		a.front.BeginClose()
+		a.flush()
 		a.leases.sweep()
 		close(a.closing)
 		a.stop(agent.ErrClosed)
@@ -273,6 +274,26 @@ func (a *Agent) Close() error {
 		}
 	})
 	return a.closeErr
+}
+
+// flush lets queued notifications leave, within agent.FlushTimeout.
+func (a *Agent) flush() {
+	a.mu.Lock()
+	var conns []*conn
+	for _, c := range a.mu.peers {
+		conns = append(conns, c)
+	}
+	a.mu.Unlock()
+	end := time.NewTimer(agent.FlushTimeout)
+	defer end.Stop()
+	for _, c := range conns {
+		select {
+		case <-c.out.flush():
+		case <-c.done:
+		case <-end.C:
+			return
+		}
+	}
 }
 
 // stop ends the listener and all connections, and with them everything posted.

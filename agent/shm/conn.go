@@ -165,6 +165,7 @@ type outbox struct {
 		notes     int // notifications among them, and their bytes
 		noteBytes int
 		sent      map[uint32]struct{} // segments that the peer was told of
+		flushed   []chan struct{}     // closed when nothing waits any more
 	}
 }
 
@@ -235,6 +236,30 @@ func (c *conn) notify(msg []byte) error {
 	return nil
 }
 
+// flush returns a channel that is closed when all that waits now was sent. A connection that ends never
+// closes it.
+func (o *outbox) flush() <-chan struct{} {
+	ch := make(chan struct{})
+	o.mu.Lock()
+	o.mu.flushed = append(o.mu.flushed, ch)
+	o.mu.Unlock()
+	o.poke()
+	return ch
+}
+
+// left tells who waits for flush, unless more has come.
+func (o *outbox) left() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.mu.items) > 0 {
+		return
+	}
+	for _, ch := range o.mu.flushed {
+		close(ch)
+	}
+	o.mu.flushed = nil
+}
+
 // remove takes back a transfer that the writer has not begun to send.
 func (o *outbox) remove(t *transfer) bool {
 	o.mu.Lock()
@@ -290,6 +315,7 @@ func (c *conn) write() {
 			if !w.step(w.flush()) {
 				return
 			}
+			c.out.left()
 			select {
 			case <-c.out.wake:
 				continue

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -359,6 +360,7 @@ func (a *Agent) Close() error {
 			_ = c.Close()
 		}
 		a.mu.Unlock()
+		flush(links)
 		a.stop()
 		_ = a.listener.Close()
 		for _, l := range links {
@@ -371,4 +373,21 @@ func (a *Agent) Close() error {
 		a.closeErr = a.front.FinishClose()
 	})
 	return a.closeErr
+}
+
+// flush lets queued notifications leave, within agent.FlushTimeout.
+func flush(links []*link) {
+	var late atomic.Bool
+	end := time.AfterFunc(agent.FlushTimeout, func() {
+		late.Store(true)
+		for _, l := range links {
+			l.mu.Lock()
+			l.mu.work.Broadcast()
+			l.mu.Unlock()
+		}
+	})
+	defer end.Stop()
+	for _, l := range links {
+		l.flush(&late)
+	}
 }

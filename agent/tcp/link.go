@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -41,6 +42,7 @@ type link struct {
 		writes, chunks, notifBytes int
 
 		say      [][]byte // control frames to send, in order
+		saying   bool     // the control stream's writer sends some
 		sayBytes int      // of notifications alone in say
 		sayCount int
 	}
@@ -131,6 +133,15 @@ func (l *link) close(outcome agent.Outcome, err error, tell bool) {
 		} else {
 			_ = c.Close()
 		}
+	}
+}
+
+// flush waits until the control frames have left, the link ends or late says so.
+func (l *link) flush(late *atomic.Bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for (len(l.mu.say) > 0 || l.mu.saying) && l.mu.dead == nil && !late.Load() {
+		l.mu.work.Wait()
 	}
 }
 

@@ -23,7 +23,7 @@ func (l *link) writeControl() error {
 		}
 		batch := net.Buffers(l.mu.say)
 		count, bytes := l.mu.sayCount, l.mu.sayBytes
-		l.mu.say = nil
+		l.mu.say, l.mu.saying = nil, true
 		l.mu.Unlock()
 		if err := l.control.SetWriteDeadline(time.Now().Add(l.a.cfg.StallTimeout)); err != nil {
 			return l.fault("control stream", err)
@@ -35,6 +35,8 @@ func (l *link) writeControl() error {
 		l.mu.Lock()
 		l.mu.sayCount -= count
 		l.mu.sayBytes -= bytes
+		l.mu.saying = false
+		l.mu.work.Broadcast() // for flush
 		l.mu.Unlock()
 	}
 }

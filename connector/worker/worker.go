@@ -19,6 +19,7 @@ type Worker struct {
 	cfg     Config
 	outputs chan connector.WorkerOutput
 	wake    chan struct{} // one token: mail is there
+	said    chan struct{} // the writer has said its last words to peers
 	done    chan struct{} // the writer has ended
 
 	mail struct {
@@ -50,6 +51,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg:     cfg,
 		outputs: make(chan connector.WorkerOutput),
 		wake:    make(chan struct{}, 1),
+		said:    make(chan struct{}),
 		done:    make(chan struct{}),
 		began:   time.Now(),
 	}
@@ -123,6 +125,10 @@ func (w *Worker) Close() error {
 	}
 	w.mail.Unlock()
 	w.ring()
+	select {
+	case <-w.said: // peers are told what ends, before the agent that tells them does
+	case <-w.done:
+	}
 	w.cfg.Peers.Close()
 	err := w.cfg.Agent.Close()
 	<-w.done
@@ -165,6 +171,7 @@ type writer struct {
 	told    map[kv.RequestID]struct{}     // out.Progress
 	answers []input                       // of actions of the step under way
 	wakeups uint64
+	said    bool // w.said is closed
 }
 
 // run turns events into inputs until the agent has closed its channel. With nothing waiting it has
@@ -259,6 +266,10 @@ func (x *writer) step(in input) {
 		}
 	}
 	clear(x.answers)
+	if _, last := in.(shutdown); last && !x.said {
+		x.said = true
+		close(x.w.said)
+	}
 }
 
 // publish lets others see the counters.
