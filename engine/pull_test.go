@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -388,4 +389,19 @@ func TestPullDecodeEngineCloses(t *testing.T) {
 	closeNow(t, x.d)
 	read(t, d)
 	settle(t, x.p)
+}
+
+// A decode engine that ends right after its answer has told P that it has read: its last words arrive.
+func TestPullThenClose(t *testing.T) {
+	for i := range 20 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			x := newPullPair(t, func(c *Config) { c.Lease = 5 * time.Minute })
+			x.pull(t, "r", prompt(40, i), 1)
+			if err := x.d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			settle(t, x.p)
+		})
+	}
 }

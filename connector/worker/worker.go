@@ -113,7 +113,7 @@ func (w *Worker) Stats() Stats {
 	return w.seen.stats
 }
 
-// Close revokes every grant, ends what waits, closes the peer table and the agent, and returns when
+// Close revokes every grant, ends what waits, closes the agent and the peer table, and returns when
 // no goroutine of the worker is left. Reports of what was ended can be read from Outputs until then
 // and are dropped after. It may be called again.
 func (w *Worker) Close() error {
@@ -129,8 +129,8 @@ func (w *Worker) Close() error {
 	case <-w.said: // peers are told what ends, before the agent that tells them does
 	case <-w.done:
 	}
+	err := w.cfg.Agent.Close() // before the table, which removes peers and with them what waits for them
 	w.cfg.Peers.Close()
-	err := w.cfg.Agent.Close()
 	<-w.done
 	return err
 }
