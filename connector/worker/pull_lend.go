@@ -354,7 +354,9 @@ func (m *machine) claimsLost(name agent.Name, conn kv.Generation) bool {
 		m.revokeClaim(x, "the "+h.reader()+" engine is gone")
 		m.forgetClaim(x)
 		h.loan.claims = slices.DeleteFunc(h.loan.claims, func(y *claim) bool { return y == x })
-		if h.over != (ending{}) {
+	}
+	for _, x := range gone { // all of them are lost before a hold of several is judged, and ends once
+		if h := x.hold; h.over != (ending{}) && m.producer.holds[h.id] == h {
 			m.settleLoan(h)
 		}
 	}
