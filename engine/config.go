@@ -292,7 +292,7 @@ func (c Config) Validate() error {
 	}
 	for _, f := range c.InjectKVFault {
 		if !slices.Contains(KVFaults, f) {
-			bad("KV fault %q is unknown, use one of %v", f, KVFaults)
+			bad("KV fault %q is unknown, use %s", f, list(KVFaults))
 		}
 	}
 	if slices.Contains(c.InjectKVFault, SwapBlocks) && c.Keys != model.PlainKeys {

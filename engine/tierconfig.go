@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvferry/kvferry/engine/model"
@@ -67,6 +68,15 @@ type TierConfig struct {
 }
 
 // on tells whether there is a tier.
+// list is names for people.
+func list[S ~string](names []S) string {
+	texts := make([]string, len(names))
+	for i, n := range names {
+		texts[i] = string(n)
+	}
+	return strings.Join(texts, ", ")
+}
+
 func (c TierConfig) on() bool { return c.Memory > 0 }
 
 func (c TierConfig) has(name string) bool { return slices.Contains(c.Secondaries, name) }
@@ -100,7 +110,9 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 		case t.Memory < 0:
 			bad("CPU cache of %d bytes", t.Memory)
 		case len(t.Secondaries) > 0:
-			bad("tiers %v are behind the CPU cache, which is off; give it memory", t.Secondaries)
+			bad("tiers %s are behind the CPU cache, which is off: give it memory (--cpu-cache)", strings.Join(t.Secondaries, ","))
+		case t.FSDir != "" || t.P2PStore != "":
+			bad("folder %q and store %q are behind the CPU cache, which is off: give it memory (--cpu-cache)", t.FSDir, t.P2PStore)
 		}
 		return
 	}
@@ -123,19 +135,22 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 			bad("tier %s is named twice", name)
 		}
 	}
-	if t.has(TierFS) != (t.FSDir != "") {
-		bad("tier %s and its folder (%q) go together", TierFS, t.FSDir)
+	switch {
+	case t.has(TierFS) && t.FSDir == "":
+		bad("tier %s has no folder: name one (--fs)", TierFS)
+	case t.FSDir != "" && !t.has(TierFS):
+		bad("folder %q is for tier %s, which is not asked for (--tier %s)", t.FSDir, TierFS, TierFS)
 	}
 	for _, f := range t.InjectFault {
 		if f != tier.Unseen && !slices.Contains(tier.Faults, f) {
-			bad("tier fault %q is unknown, use one of %q or %q", f, tier.Faults, tier.Unseen)
+			bad("tier fault %q is unknown, use %s or %s", f, list(tier.Faults), tier.Unseen)
 		}
 	}
 	if t.FSBudget < 0 {
 		bad("file tier of %d bytes", t.FSBudget)
 	}
 	if t.P2PStore != "" && !t.has(TierP2P) {
-		bad("store %s is reached by tier %s, which is off", t.P2PStore, TierP2P)
+		bad("store %s is reached by tier %s, which is off: ask for it (--tier %s)", t.P2PStore, TierP2P, TierP2P)
 	}
 	if t.has(TierP2P) {
 		c.validateP2P(bad)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -129,7 +130,10 @@ func (t *tierParts) newPeers(cfg Config, facts TierFacts) (*p2p.Tier, error) {
 		return nil, fmt.Errorf("p2p tier: %w", err)
 	}
 	ln, err := net.Listen("tcp", listen)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("p2p tier: %s is in use by another program; choose another port (--p2p-listen): %w", listen, syscall.EADDRINUSE)
+	case err != nil:
 		return nil, fmt.Errorf("p2p tier: %w", err)
 	}
 	t.listener = ln

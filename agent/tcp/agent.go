@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/kvferry/kvferry/agent"
@@ -53,7 +54,10 @@ func New(cfg Config) (*Agent, error) {
 	}
 	cfg = cfg.withDefaults()
 	l, err := net.Listen("tcp", cfg.Listen)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("tcp agent: %s is in use by another program; choose another port: %w", cfg.Listen, syscall.EADDRINUSE)
+	case err != nil:
 		return nil, fmt.Errorf("tcp agent: %w", err)
 	}
 	listener := l.(*net.TCPListener)

@@ -38,6 +38,7 @@ type checker struct {
 	mutantRouter *child
 	baseline     map[*child]float64
 
+	ended    func() error // of the command: a signal has come
 	requests int
 	turns    int // of a conversation that P has read back
 	failures []string
@@ -46,9 +47,10 @@ type checker struct {
 // runCheck is `kvferry up --check`. It prints one summary line last.
 func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
 	start := time.Now()
+	ended := ctx.Err
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("the check did not end within %v", checkTimeout))
 	defer cancel()
-	c := &checker{flags: f, out: newLockedWriter(w), progress: newProgress(w), baseline: map[*child]float64{}}
+	c := &checker{flags: f, out: newLockedWriter(w), progress: newProgress(w), baseline: map[*child]float64{}, ended: ended}
 	c.out.verbose = f.verbose
 	c.out.quiet = !f.verbose
 	var cases []checkCase
@@ -63,6 +65,9 @@ func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
 		c.failf("stop: %v", err)
 	}
 	c.progress.clear()
+	if c.interrupted() {
+		return interrupted(c.failures)
+	}
 	if n := len(c.failures); n > 0 {
 		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(start))
 		return errors.New("the pair and the single engine do not agree")
@@ -84,7 +89,21 @@ func chosenTransport(setting string) string {
 	return setting
 }
 
+// interrupted tells whether what fails from now on fails by a signal.
+func (c *checker) interrupted() bool { return c.ended() != nil }
+
+// interrupted is the end of a check that a signal has ended, with the faults that it had found before.
+func interrupted(faults []string) error {
+	if len(faults) > 0 {
+		return fmt.Errorf("interrupted; the check had found %d faults before, the first: %s", len(faults), faults[0])
+	}
+	return errors.New("interrupted before the check could tell")
+}
+
 func (c *checker) failf(format string, args ...any) {
+	if c.interrupted() {
+		return
+	}
 	msg := fmt.Sprintf(format, args...)
 	c.failures = append(c.failures, msg)
 	c.progress.clear()

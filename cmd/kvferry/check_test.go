@@ -2,6 +2,7 @@ package main
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -69,5 +70,27 @@ func TestPromptsDiffer(t *testing.T) {
 			t.Errorf("seeds %d and %d give the same prompt", other, seed)
 		}
 		seen[p] = seed
+	}
+}
+
+// A check that a signal ends has found nothing, and does not say that it has.
+func TestInterruptedCheckIsNoVerdict(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{}, {"--faults"}, {"--topology", "p2p"}} {
+		p := launch(t, append([]string{"up", "--check", "-v"}, args...)...)
+		p.waitLine(func(l string) bool { return strings.Contains(l, "request finished") })
+		p.signal(syscall.SIGINT)
+		if code := p.wait(); code != 1 {
+			t.Errorf("%v: exit status %d", args, code)
+		}
+		out := p.output()
+		for _, lie := range []string{"FAULT", "FAILED", "passed", "do not agree", "WRONG"} {
+			if strings.Contains(out, lie) {
+				t.Errorf("%v: the output has %q:\n%s", args, lie, out)
+			}
+		}
+		if !strings.HasSuffix(out, "kvferry: interrupted before the check could tell") {
+			t.Errorf("%v: the last line is not of the interruption:\n%s", args, out)
+		}
 	}
 }

@@ -54,3 +54,37 @@ func tokensOf(a answer) string {
 	text, _, _ := strings.Cut(rest, `,"logprobs"`)
 	return text
 }
+
+// Signals that come with the first one are the same wish; a later one ends an engine at once, however long
+// its drain.
+func TestSecondSignalEnds(t *testing.T) {
+	t.Parallel()
+	p := serverUp(t, "engine", "--listen", "127.0.0.1:0", "--drain", "30m")
+	ctx, cancel := context.WithCancel(context.Background())
+	busy := make(chan answer, 1)
+	go func() { // a request that lives longer than the test
+		busy <- post(ctx, p.ready["url"]+"/v1/completions", `{"prompt":"x","n":64,"max_tokens":2000,"ignore_eos":true}`)
+	}()
+	t.Cleanup(func() { cancel(); <-busy })
+	eventually(t, "the engine works", running(p, "kvferry_engine_requests_running"))
+	p.signal(syscall.SIGTERM)
+	p.signal(syscall.SIGTERM)
+	p.waitLine(func(l string) bool { return strings.Contains(l, "stopping; a second signal ends it at once") })
+	if resp, err := http.Get(p.ready["url"] + "/health"); err != nil {
+		t.Errorf("the second of two signals at a time ended it: %v", err)
+	} else {
+		_ = resp.Body.Close()
+	}
+	eventually(t, "the engine ends", func() bool {
+		p.signal(syscall.SIGINT)
+		select {
+		case <-p.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if s := p.cmd.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGINT {
+		t.Errorf("it ended by %v:\n%s", s, p.output())
+	}
+}

@@ -85,7 +85,7 @@ func (f *engineFlags) add(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.MaxRunning, "max-running", 32, "most `REQUESTS` in one step")
 	fl.IntVar(&f.cfg.MaxQueue, "max-queue", 256, "most `REQUESTS` that wait; more are answered 429")
 	fl.IntVar(&f.cfg.Threads, "threads", 0, "`THREADS` that compute; default: all processors")
-	fl.IntVar(&f.nice, "nice", -1, "how much lower the priority of those threads is, 0 to 19; default: 5 with --tier p2p, so that peers are answered while the model computes, else 0")
+	fl.IntVar(&f.nice, "nice", -1, "how much lower the priority of computing threads is, 0 to 19; default: 5 with --tier p2p, so that peers are answered while the model computes, else 0")
 	fl.StringVar(&f.cfg.SideChannel, "side-channel", "127.0.0.1:0", "`HOST:PORT` where peers ask for this engine's metadata")
 	fl.StringVar(&f.cfg.AdvertiseHost, "advertise-host", "", "`HOST` that peers are told; default: that of --side-channel")
 	fl.StringVar(&f.cfg.AgentListen, "agent-listen", "127.0.0.1:0", "`HOST:PORT` where peers send KV blocks")
@@ -134,6 +134,9 @@ func (f *engineFlags) settings() (engine.Config, error) {
 		return cfg, err
 	}
 	if err := f.checkAddresses(); err != nil {
+		return cfg, err
+	}
+	if err := checkDrain(f.drain); err != nil {
 		return cfg, err
 	}
 	cfg.EngineID = kv.EngineID(f.engineID)
@@ -272,7 +275,7 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	cfg.Log = log
 	makeRoom(cfg.Threads)
 	counted := metrics.New(metrics.Config{Model: servedName(cfg), Mode: cfg.Mode})
-	logged := newEventLog(log)
+	logged := newEventLog(log, f.tier.cfg.P2PStore)
 	defer logged.Close()
 	cfg.Events = event.Tee(counted, logged)
 	l, err := listen("--listen", f.listen)
@@ -297,5 +300,5 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 		ready += " p2p=" + c.P2PAddress
 	}
 	fmt.Fprintln(w, ready)
-	return serve(ctx, l, srv.Server(), f.drain, e.Close)
+	return serve(ctx, log, l, srv.Server(), f.drain, e.Close)
 }

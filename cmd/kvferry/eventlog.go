@@ -26,8 +26,11 @@ const (
 // the rest at debug level. One goroutine writes; Emit never blocks.
 type eventLog struct {
 	log   *slog.Logger
+	store string // of this engine; "": none
 	queue chan event.Event
 	done  chan struct{}
+
+	storeAway bool // the log has said so; the goroutine's
 
 	mu struct {
 		sync.Mutex
@@ -36,15 +39,15 @@ type eventLog struct {
 	}
 }
 
-func newEventLog(log *slog.Logger) *eventLog {
-	l := &eventLog{log: log, queue: make(chan event.Event, eventQueue), done: make(chan struct{})}
+func newEventLog(log *slog.Logger, store string) *eventLog {
+	l := &eventLog{log: log, store: store, queue: make(chan event.Event, eventQueue), done: make(chan struct{})}
 	go l.run()
 	return l
 }
 
 // Emit is event.Sink's.
 func (l *eventLog) Emit(e event.Event) {
-	if !isFault(e) && !l.log.Enabled(context.Background(), slog.LevelDebug) {
+	if !isFault(e) && !l.ofStore(e) && !l.log.Enabled(context.Background(), slog.LevelDebug) {
 		return
 	}
 	l.mu.Lock()
@@ -74,6 +77,9 @@ func (l *eventLog) run() {
 	defer close(l.done)
 	rates := map[string]*rate{}
 	for e := range l.queue {
+		if l.ofStore(e) && l.logStore(e) {
+			continue
+		}
 		if n := l.takeDropped(); n > 0 {
 			l.log.Warn("events were not logged: they came faster than the log takes them", "events", n)
 		}
@@ -94,6 +100,35 @@ func (l *eventLog) run() {
 			l.log.Warn(e.Kind(), args...)
 		}
 	}
+}
+
+// ofStore tells whether an event says that the store comes or goes.
+func (l *eventLog) ofStore(e event.Event) bool {
+	switch e := e.(type) {
+	case event.TierSessionStarted:
+		return l.store != "" && e.Peer == l.store
+	case event.TierSessionEnded:
+		return l.store != "" && e.Peer == l.store
+	}
+	return false
+}
+
+// logStore says once that the store has gone, and once that it has come; nobody waits for it meanwhile, so
+// that nothing else would tell. It reports false for what was said before.
+func (l *eventLog) logStore(e event.Event) bool {
+	switch e := e.(type) {
+	case event.TierSessionStarted:
+		l.storeAway = false
+		l.log.Info("the store is connected", "store", l.store)
+	case event.TierSessionEnded:
+		if l.storeAway {
+			return false
+		}
+		l.storeAway = true
+		l.log.Warn("no session with the store: it is asked again when requests come, and they are computed here meanwhile; if it refuses this engine, its own log says why",
+			"store", l.store, "reason", e.Reason, "why", e.Why)
+	}
+	return true
 }
 
 func (l *eventLog) takeDropped() int {

@@ -15,7 +15,7 @@ import (
 func TestEventLogLevels(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
 		var out bytes.Buffer
-		l := newEventLog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level})))
+		l := newEventLog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level})), "")
 		l.Emit(event.GrantIssued{Request: "r1", Peer: "p", Blocks: 3})
 		l.Emit(event.ReceiveFailed{Request: "r2", Peer: "p", Phase: "wait", Err: errors.New("silent")})
 		l.Emit(event.HandshakeFinished{Engine: "p", Gen: 1, Transport: "shm"})
@@ -45,7 +45,7 @@ func TestEventLogLevels(t *testing.T) {
 func TestEventLogDoesNotFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		l := newEventLog(slog.New(slog.NewTextHandler(&out, nil)))
+		l := newEventLog(slog.New(slog.NewTextHandler(&out, nil)), "")
 		for range 500 {
 			l.Emit(event.NotificationDropped{From: "stranger", What: "notification"})
 		}
@@ -65,7 +65,7 @@ func TestEventLogDoesNotFlood(t *testing.T) {
 // A log that nobody reads must not stop who emits.
 func TestEventLogNeverBlocks(t *testing.T) {
 	w := &stuckWriter{stuck: make(chan struct{}), free: make(chan struct{})}
-	l := newEventLog(slog.New(slog.NewTextHandler(w, nil)))
+	l := newEventLog(slog.New(slog.NewTextHandler(w, nil)), "")
 	l.Emit(event.TransferFailed{Request: "r"})
 	<-w.stuck
 	for range 2 * eventQueue {
@@ -91,4 +91,31 @@ func (w *stuckWriter) Write(b []byte) (int, error) {
 		<-w.free
 	}
 	return w.out.Write(b)
+}
+
+// A store that goes and one that comes are said once each, at every level.
+func TestEventLogTellsOfTheStore(t *testing.T) {
+	var out bytes.Buffer
+	l := newEventLog(slog.New(slog.NewTextHandler(&out, nil)), "s:1")
+	gone := event.TierSessionEnded{Peer: "s:1", Reason: "lost", Why: "no connection to it"}
+	for range 3 {
+		l.Emit(gone)
+	}
+	l.Emit(event.TierSessionEnded{Peer: "other:1", Reason: "lost"})
+	l.Emit(event.TierSessionStarted{Peer: "other:1"})
+	l.Emit(event.TierSessionStarted{Peer: "s:1"})
+	l.Emit(gone)
+	l.Close()
+	var levels []string
+	for line := range strings.Lines(out.String()) {
+		_, rest, _ := strings.Cut(line, "level=")
+		level, _, _ := strings.Cut(rest, " ")
+		levels = append(levels, level)
+		if !strings.Contains(line, "store=s:1") {
+			t.Errorf("not of the store: %s", line)
+		}
+	}
+	if got := strings.Join(levels, " "); got != "WARN INFO WARN" || strings.Count(out.String(), "no connection to it") != 2 {
+		t.Errorf("%s\n%s", got, out.String())
+	}
 }

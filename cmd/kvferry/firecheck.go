@@ -53,7 +53,8 @@ type fireChecker struct {
 	faults     []plannedFault
 	begun      []chan struct{} // one for each request under fire
 
-	transports string // how KV came
+	ended      func() error // of the command: a signal has come
+	transports string       // how KV came
 	inflicted  []plannedFault
 	routerDown []span
 	problems   []string
@@ -65,16 +66,20 @@ type fireChecker struct {
 func runFireCheck(ctx context.Context, w io.Writer, f upFlags) error {
 	start := time.Now()
 	bound := fireTimeout * time.Duration(max(f.fire.requests, fireRequests)) / fireRequests
+	ended := ctx.Err
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("the check did not end within %v", bound))
 	defer cancel()
 	if f.fire.requests < calmShare {
 		return usagef("--requests %d: a fault check needs at least %d", f.fire.requests, calmShare)
 	}
-	c := &fireChecker{flags: f, out: newLockedWriter(w), progress: newProgress(w), total: map[*server]float64{}}
+	c := &fireChecker{flags: f, out: newLockedWriter(w), progress: newProgress(w), total: map[*server]float64{}, ended: ended}
 	c.out.verbose = f.verbose
 	c.out.quiet = !f.verbose
 	c.run(ctx)
 	c.progress.clear()
+	if c.ended() != nil {
+		return interrupted(c.problems)
+	}
 	problems := slices.Concat(c.tally.faults, c.problems) // wrong tokens first
 	summary := fmt.Sprintf("seed %d, %d requests: %s; slowest %.1f s of %v; faults: %s; KV came: %s; %s",
 		f.fire.seed, len(c.fire)+len(c.calm), &c.tally, c.tally.slowest.Seconds(), requestBound, countFaults(c.inflicted), c.transports, elapsed(start))
@@ -87,6 +92,9 @@ func runFireCheck(ctx context.Context, w io.Writer, f upFlags) error {
 }
 
 func (c *fireChecker) failf(format string, args ...any) {
+	if c.ended() != nil {
+		return // what fails now fails by a signal
+	}
 	msg := fmt.Sprintf(format, args...)
 	c.problems = append(c.problems, msg)
 	c.progress.clear()
@@ -108,6 +116,9 @@ func (c *fireChecker) run(ctx context.Context) {
 	fire := c.underFire(ctx)
 	calm := c.afterwards(ctx, fire)
 	want := <-oracle
+	if c.ended() != nil {
+		return
+	}
 	if err := context.Cause(ctx); err != nil {
 		c.failf("%v", err)
 	}

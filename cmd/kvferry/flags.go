@@ -73,6 +73,18 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
+// knownCommand refuses a command that does not exist, with the nearest that does.
+func knownCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := fmt.Sprintf("see `%s --help`", root.CommandPath())
+	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = fmt.Sprintf("did you mean %s? (%s)", strings.Join(near, " or "), hint)
+	}
+	return usagef("unknown command %q; %s", args[0], hint)
+}
+
 // noArgs refuses positional arguments with a line that says so.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {

@@ -7,12 +7,18 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
 
+// onePress is how long signals after the first one belong to it: timeout(1) sends its own twice, and a
+// terminal sends one to every process of a pipeline. A later one ends the program at once.
+const onePress = time.Second
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() { time.AfterFunc(onePress, stop) })
 	err := newRoot().ExecuteContext(ctx)
 	stop()
 	if err == nil {
@@ -36,6 +42,11 @@ func newRoot() *cobra.Command {
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		SuggestionsMinimumDistance: 2,
+
+		Args: knownCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.HiddenDefaultCmd = true

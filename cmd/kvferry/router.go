@@ -57,6 +57,17 @@ func newRouter() *cobra.Command {
 	return cmd
 }
 
+// checkNumbers refuses a 0 that proxy.Config would take for "the default".
+func (f *routerFlags) checkNumbers() error {
+	switch {
+	case f.cfg.MaxBody == 0:
+		return usagef("--max-body is 0, must be more")
+	case f.cfg.MaxInFlight == 0:
+		return usagef("--max-in-flight is 0, must be more")
+	}
+	return checkDrain(f.drain)
+}
+
 func runRouter(ctx context.Context, w io.Writer, f routerFlags) error {
 	log, err := f.log.logger(os.Stderr)
 	if err != nil {
@@ -86,6 +97,9 @@ func runRouter(ctx context.Context, w io.Writer, f routerFlags) error {
 		f.cfg.Decode = append(f.cfg.Decode, t)
 	}
 	f.cfg.Log = log
+	if err := f.checkNumbers(); err != nil {
+		return err
+	}
 	if err := f.cfg.Validate(); err != nil {
 		return &usageError{err}
 	}
@@ -100,5 +114,5 @@ func runRouter(ctx context.Context, w io.Writer, f routerFlags) error {
 	}
 	fmt.Fprintf(w, "ready router url=http://%s\n", l.Addr())
 	defer router.Close()
-	return serve(ctx, l, router.Server(), f.drain, nil)
+	return serve(ctx, log, l, router.Server(), f.drain, nil)
 }

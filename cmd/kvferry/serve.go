@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"syscall"
@@ -25,11 +26,19 @@ func listen(flag, addr string) (net.Listener, error) {
 	return nil, usagef("%s %s: %v; give HOST:PORT", flag, addr, err)
 }
 
+// checkDrain refuses what is no time to stop in.
+func checkDrain(d time.Duration) error {
+	if d < 0 {
+		return usagef("--drain is %v, must not be negative", d)
+	}
+	return nil
+}
+
 // serve answers HTTP on l until ctx ends, then stops, which takes drain at most. stop is called first
 // with that bound, for what is behind the server, and refuses requests from then on; until it
 // returns, HTTP goes on, so that clients and routers are told. It may be nil. Then no new
 // connections are taken, and what is in flight ends. A connection that is left after all is cut.
-func serve(ctx context.Context, l net.Listener, srv *http.Server, drain time.Duration, stop func(context.Context) error) error {
+func serve(ctx context.Context, log *slog.Logger, l net.Listener, srv *http.Server, drain time.Duration, stop func(context.Context) error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(l) }()
 	var fault error
@@ -37,6 +46,7 @@ func serve(ctx context.Context, l net.Listener, srv *http.Server, drain time.Dur
 	case err := <-failed:
 		fault = fmt.Errorf("serving on %s: %w", l.Addr(), err)
 	case <-ctx.Done():
+		log.Info("stopping; a second signal ends it at once", "within", drain)
 	}
 	end := time.Now().Add(drain)
 	var stopErr error

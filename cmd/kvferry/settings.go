@@ -107,6 +107,9 @@ func (s setting) set(fs *pflag.FlagSet) error {
 	} else {
 		err = f.Value.Set(s.values[0])
 	}
+	if err != nil && f.Value.Type() == jsonType {
+		return fmt.Errorf("%s: %w", s.from, err) // names the key inside
+	}
 	if err != nil {
 		return fmt.Errorf("%s: is %.80q, want %s: %w", s.from, strings.Join(s.values, " "), wanted(f), err)
 	}

@@ -23,15 +23,15 @@ func yamlName(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 func settingsFile(fs *pflag.FlagSet, path string) ([]setting, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", configFlag, err)
+		return nil, fmt.Errorf("--config (or KVFERRY_CONFIG): %w", err)
 	}
 	defer f.Close()
 	raw, err := io.ReadAll(io.LimitReader(f, maxSettingsFile+1))
 	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", configFlag, err)
+		return nil, fmt.Errorf("--config (or KVFERRY_CONFIG): %w", err)
 	}
 	if len(raw) > maxSettingsFile {
-		return nil, fmt.Errorf("--%s: %s has more than %d bytes", configFlag, path, maxSettingsFile)
+		return nil, fmt.Errorf("--config (or KVFERRY_CONFIG): %s has more than %d bytes", path, maxSettingsFile)
 	}
 	return parseSettings(fs, path, raw)
 }

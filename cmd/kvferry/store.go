@@ -77,6 +77,9 @@ func (f *storeFlags) check() error {
 	if f.size < 1 || f.fsSize < 1 {
 		return usagef("--size and --fs-size must be more than 0")
 	}
+	if err := checkDrain(f.drain); err != nil {
+		return err
+	}
 	if f.namespaces < 1 || f.namespaces > store.MaxNamespaces {
 		return usagef("--namespaces %d, must be 1 to %d", f.namespaces, store.MaxNamespaces)
 	}
@@ -140,7 +143,7 @@ func runStore(ctx context.Context, w io.Writer, f storeFlags) error {
 		return err
 	}
 	fmt.Fprintf(w, "ready store url=http://%s p2p=%s\n", l.Addr(), name)
-	return serve(ctx, l, srv, f.drain, func(bound context.Context) error {
+	return serve(ctx, log, l, srv, f.drain, func(bound context.Context) error {
 		s.Drain(bound)
 		return s.Close()
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -27,6 +28,13 @@ func parseTarget(flag, s string) (proxy.Target, error) {
 	}
 	p := core.Peer{TPSize: 1, PPSize: 1}
 	seen := map[string]bool{}
+	number := func(value string) (int, error) {
+		n, err := strconv.Atoi(value)
+		if err != nil {
+			return 0, errors.New("not a whole number")
+		}
+		return n, nil
+	}
 	for _, item := range strings.Split(rest, ",") {
 		key, value, ok := strings.Cut(item, "=")
 		switch {
@@ -47,12 +55,12 @@ func parseTarget(flag, s string) (proxy.Target, error) {
 		case "side-channel":
 			var port string
 			if p.Host, port, err = net.SplitHostPort(value); err == nil {
-				p.Port, err = strconv.Atoi(port)
+				p.Port, err = number(port)
 			}
 		case "tp":
-			p.TPSize, err = strconv.Atoi(value)
+			p.TPSize, err = number(value)
 		case "pp":
-			p.PPSize, err = strconv.Atoi(value)
+			p.PPSize, err = number(value)
 		case "mode":
 			if p.Mode = kv.TransferMode(value); p.Mode != kv.Push && p.Mode != kv.Pull {
 				err = fmt.Errorf("use push or pull")

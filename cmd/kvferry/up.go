@@ -77,6 +77,11 @@ func newUp() *cobra.Command {
 			if f.faults && !f.check {
 				return usagef("--faults needs --check; see `kvferry up --help`")
 			}
+			for _, name := range []string{"seed", "requests"} {
+				if cmd.Flags().Changed(name) && !f.faults {
+					return usagef("--%s needs --check --faults; see `kvferry up --help`", name)
+				}
+			}
 			f.pair.noDecodeCache = len(f.pair.kvFaults) > 0
 			if err := f.pair.check(); err != nil {
 				return err
@@ -100,7 +105,7 @@ func newUp() *cobra.Command {
 	fl.BoolVar(&f.faults, "faults", false, "with --check: kill, stop and cut off the pair meanwhile")
 	fl.Uint64Var(&f.fire.seed, "seed", 1, "with --faults: `NUMBER` that fixes the schedule of faults and requests")
 	fl.IntVar(&f.fire.requests, "requests", fireRequests, "with --faults: how many `REQUESTS` to send")
-	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of the three processes")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print every log line of all processes")
 	fl.StringVar(&f.pair.model, "model", "kvferry-tiny", "`MODEL`: kvferry-tiny or the directory of a Llama checkpoint")
 	fl.StringVar(&f.pair.mode, "mode", string(kv.Push), "`MODE` of hand-offs: push (the prefill engine writes) or pull (the decode engine reads)")
 	fl.BoolVar(&f.pair.bidirectional, "bidirectional-kv-xfer", false, "with --mode pull: the prefill engine reads back what the decode engine kept of a conversation's last turn (conversation_id in a request's body)")

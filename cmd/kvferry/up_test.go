@@ -113,6 +113,7 @@ func TestPortInUseIsOneLine(t *testing.T) {
 		{"engine", "--listen", addr},
 		{"engine", "--listen", "127.0.0.1:0", "--side-channel", addr},
 		{"engine", "--listen", "127.0.0.1:0", "--agent-listen", addr},
+		{"engine", "--listen", "127.0.0.1:0", "--cpu-cache", "1MiB", "--tier", "p2p", "--p2p-listen", addr},
 		{"router", "--listen", addr, "--prefill", "localhost:1", "--decode", "localhost:2"},
 	} {
 		p := launch(t, args...)
@@ -149,11 +150,17 @@ func TestUsageErrors(t *testing.T) {
 		{"engine --model /does/not/exist", []string{"/does/not/exist"}},
 		{"engine --log-level loud", []string{"loud"}},
 		{"engine extra", []string{"takes no arguments"}},
-		{"enginee", []string{"unknown command", "engine"}},
+		{"enginee", []string{"unknown command", "did you mean engine?"}},
+		{"engine --drain -1s --listen 127.0.0.1:0", []string{"--drain is -1s"}},
+		{"engine --fs x", []string{"CPU cache, which is off", "--cpu-cache"}},
+		{"engine --tier fs --cpu-cache 1MiB", []string{"--fs"}},
+		{"router --prefill a:1,tp=x --decode b:1", []string{"tp=x: not a whole number"}},
+		{"router --prefill a:1 --decode b:1 --max-body 0", []string{"--max-body is 0"}},
+		{"up --seed 7", []string{"--seed needs --check --faults"}},
 	} {
 		p := launch(t, strings.Fields(tc.args)...)
-		if code := p.wait(); code == 0 {
-			t.Errorf("%s: exit status 0", tc.args)
+		if code := p.wait(); code == 0 || code == 1 && strings.HasPrefix(tc.args, "enginee") {
+			t.Errorf("%s: exit status %d", tc.args, code)
 		}
 		for _, want := range tc.want {
 			if !strings.Contains(p.output(), want) {
