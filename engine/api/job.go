@@ -114,6 +114,9 @@ func (s *Server) prepare(j *job, asked string, rawParams json.RawMessage) error 
 	if j.n*len(j.prompts) > 1 {
 		p.TransferID = "" // it would name several requests
 	}
+	if leg == wire.PrefillLeg && p.RemoteEngineID == s.engine.Coordinates().EngineID && !s.mayRelease(p.RemoteRequestID, p.Lease, p.Release) {
+		p.Lease = 0 // our own turn would be let go, which needs the token here as well
+	}
 	p.Readers = j.n
 	j.params = &p
 	return nil

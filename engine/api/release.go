@@ -36,7 +36,7 @@ func (s *Server) serveRelease(w http.ResponseWriter, req *http.Request) {
 		writeError(w, asAPIError(err))
 		return
 	}
-	if !hmac.Equal([]byte(*r.Token), []byte(s.releaseToken(*r.ID, *r.Lease))) {
+	if !s.mayRelease(*r.ID, *r.Lease, *r.Token) {
 		writeError(w, &openai.Error{
 			Status: http.StatusForbidden, Type: openai.TypeInvalidRequest, Param: "token", Code: "wrong_token",
 			Message: "The token is not of this request_id and lease, or the engine was started anew since; send all three as the prefill answer's kv_transfer_params have them.",
@@ -73,6 +73,11 @@ func parseRelease(body []byte) (releaseRequest, error) {
 		return r, invalid("token", openai.CodeInvalidValue, "token is missing; "+shape+".")
 	}
 	return r, nil
+}
+
+// mayRelease tells whether a token is that of a hold.
+func (s *Server) mayRelease(id kv.RequestID, lease kv.Generation, token string) bool {
+	return hmac.Equal([]byte(token), []byte(s.releaseToken(id, lease)))
 }
 
 // releaseToken is what whoever was given a hold's parameters has, and nobody else.

@@ -259,6 +259,51 @@ func TestRealRelease(t *testing.T) {
 	}
 }
 
+// A prefill leg that says of a hold that it is its conversation's last turn lets it go by the answer's token, as the
+// endpoint does, and not by names and numbers.
+func TestOwnTurnNeedsTheToken(t *testing.T) {
+	for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
+		t.Run(string(mode), func(t *testing.T) {
+			e, err := engine.New(engine.Config{Role: connector.Both, Mode: mode, Bidirectional: mode == kv.Pull, NumBlocks: 64, Lease: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := serveEngine(t, e)
+			p, _ := r.prefill(t, strings.Repeat("a prompt of several blocks ", 5))
+			turn := func(token string, held int) {
+				t.Helper()
+				own := p
+				own.DoRemotePrefill, own.DoRemoteDecode, own.Release = false, true, token
+				resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":"hello","max_tokens":1,"kv_transfer_params":%s}`, wire.AppendTransferParams(nil, &own)))
+				if resp.StatusCode != http.StatusOK {
+					t.Fatal(got)
+				}
+				answered, err := wire.ParseTransferParams(completion(t, got).KVTransferParams)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ok, err := e.Release(answered.RemoteRequestID, answered.Lease); !ok || err != nil {
+					t.Fatal(ok, err)
+				}
+				for end := time.Now().Add(patience); e.Stats().Held != held; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatalf("token %q: %d are held, want %d", token, e.Stats().Held, held)
+					}
+				}
+			}
+			turn("", 1)
+			turn(strings.Repeat("0", len(p.Release)), 1)
+			if ok, err := e.Release(p.RemoteRequestID, p.Lease); !ok || err != nil {
+				t.Fatalf("a guess has let it go: %v, %v", ok, err)
+			}
+			free(t, e)
+			p, _ = r.prefill(t, strings.Repeat("a prompt of several blocks ", 5))
+			turn(p.Release, 0)
+			free(t, e)
+		})
+	}
+}
+
 // free waits until an engine holds nothing.
 func free(t *testing.T, e *engine.Engine) {
 	t.Helper()
