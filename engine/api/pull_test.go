@@ -1,10 +1,13 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine"
@@ -51,6 +54,68 @@ func TestTurnOfSeveral(t *testing.T) {
 		if q.Params == nil || !q.Params.DoRemoteDecode || q.Params.Readers != 2 || (q.Params.RemoteBlockIDs.Len() == 2) != (i < 2) ||
 			(q.Params.RemoteBlocksExpiry != nil) != (i < 2) {
 			t.Errorf("request %s has the parameters %+v", q.ID, q.Params)
+		}
+	}
+}
+
+// A client that has left before its decode leg was submitted: the legs are submitted all the same, and ended, since P
+// keeps its blocks until each answer's end is told, and only an engine that has the leg can tell it.
+func TestDecodeLegOfAClientThatHasLeft(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	f := newFake(func(engine.Request) []engine.Output {
+		leave()
+		return nil
+	})
+	f.coords.TransferMode = kv.Pull
+	s, err := newServer(Config{}, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() {
+		t.Helper()
+		w := httptest.NewRecorder()
+		body := fmt.Sprintf(`{"prompt":["hello","other"],"n":3,"max_tokens":1,"kv_transfer_params":%s}`, pullParams)
+		s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/completions", strings.NewReader(body)))
+		qs := f.takeAll(t) // their streams are closed
+		if w.Code != statusClientGone || len(qs) != 3 {
+			t.Errorf("%d, %d submitted", w.Code, len(qs))
+		}
+		for _, q := range qs {
+			if q.Params == nil || q.Params.Readers != 3 {
+				t.Errorf("submitted: %+v", q)
+			}
+		}
+	}
+	ask() // it leaves between its answers
+	ask() // it has left before
+
+	// Real engines, and a lease of an hour: P's blocks are free at once, whenever the client leaves.
+	for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
+		of := func(role connector.Role) (*rig, *engine.Engine) {
+			e, err := engine.New(engine.Config{Role: role, Mode: mode, NumBlocks: 64, Lease: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return serveEngine(t, e), e
+		}
+		p, pe := of(connector.Producer)
+		d, de := of(connector.Consumer)
+		at := pe.Coordinates()
+		for i := range 2 {
+			prompt := strings.Repeat("a prompt of several blocks ", 5+i)
+			resp, got := p.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"transfer_id":"xfer-%d"}}`, prompt, i), "X-Request-Id", "R")
+			if resp.StatusCode != 200 {
+				t.Fatal(got)
+			}
+			params := string(completion(t, got).KVTransferParams)
+			if mode == kv.Push {
+				params = fmt.Sprintf(`{"do_remote_prefill":true,"remote_engine_id":%q,"remote_request_id":"R","remote_host":%q,"remote_port":%d,"tp_size":1,"transfer_id":"xfer-%d"}`, at.EngineID, at.Host, at.Port, i)
+			}
+			req := httptest.NewRequestWithContext(ctx, "POST", "/v1/completions", strings.NewReader(fmt.Sprintf(`{"prompt":%q,"max_tokens":4,"kv_transfer_params":%s}`, prompt, params)))
+			req.Header.Set("X-Request-Id", "R")
+			d.ServeHTTP(httptest.NewRecorder(), req)
+			free(t, pe)
+			free(t, de)
 		}
 	}
 }

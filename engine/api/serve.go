@@ -109,16 +109,21 @@ func (a *answer) run(ctx context.Context) {
 		}
 	}()
 	for _, r := range a.job.children {
-		if ctx.Err() != nil {
-			a.gone()
-			return
+		if ctx.Err() != nil && (r.Params == nil || !r.Params.DoRemotePrefill) {
+			continue
 		}
+		// The decode leg of a client that has left is submitted too, and ends at once: its prefill engine keeps the
+		// blocks until it is told.
 		st, err := a.s.engine.Submit(ctx, r)
 		if err != nil {
 			a.fail(asAPIError(err))
 			return
 		}
 		streams = append(streams, st)
+	}
+	if ctx.Err() != nil {
+		a.gone()
+		return
 	}
 	pieces := make(chan piece)
 	for i, st := range streams {
