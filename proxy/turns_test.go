@@ -95,6 +95,10 @@ func TestTurnIsTriedOnce(t *testing.T) {
 		t.Errorf("P got %d legs", len(legs))
 	}
 	r.settled(t)
+	// Either is let go at D: that of the second attempt, and that of the request that failed.
+	if _, got := r.fetch(t, "/metrics"); !strings.Contains(got, `kvferry_router_turns_total{what="dropped"} 2`) {
+		t.Error(got)
+	}
 }
 
 // TestTurnsOfNobody: several answers are no turn, nor is what D serves alone; a bad name is refused.

@@ -81,6 +81,10 @@ func TestTakeConversation(t *testing.T) {
 			t.Errorf("%v is in the same conversation, or in none", other)
 		}
 	}
+	shifted, _ := take(`{"conversation_id":"a"}`, `Bearer x"m"`)
+	if straight, _ := take(`{"model":"m","conversation_id":"a"}`, "Bearer x"); straight == shifted {
+		t.Error("a client's words pass for another's when they are cut elsewhere")
+	}
 	for _, none := range []string{`{"prompt":"x"}`, `{"prompt":"x","conversation_id":null}`} {
 		if c, left := take(none, ""); c != (Conversation{}) || left != `{"prompt":"x"}` {
 			t.Errorf("%s: %s", none, left)
