@@ -136,6 +136,16 @@ func TestCrowdAtWork(t *testing.T) {
 			t.Errorf("a client at work got %d", status)
 		}
 	}
+	working := func() int { // an answer arrives before its handler has ended
+		r.conns.mu.Lock()
+		defer r.conns.mu.Unlock()
+		return len(r.conns.mu.all) - r.conns.mu.quiet.Len()
+	}
+	for end := time.Now().Add(patience); working() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d connections are at work", working())
+		}
+	}
 	if resp, _ := r.do(t, "GET", "/health", ""); resp.StatusCode != 200 {
 		t.Error(resp.Status)
 	}
