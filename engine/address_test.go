@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
@@ -156,7 +155,7 @@ func TestWrongAddresses(t *testing.T) {
 	for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			x := newPair(t, func(c *Config) { c.Mode, c.Lease = mode, time.Second })
+			x := newPair(t, func(c *Config) { c.Mode, c.Lease = mode, shortLease })
 			nobody, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -212,7 +211,7 @@ func TestToldOwnHost(t *testing.T) {
 				t.Parallel()
 				with := func(role connector.Role, change func(*Config)) *Engine {
 					return newEngine(t, func(c *Config) {
-						c.Mode, c.Lease, c.Transport, c.Role = mode, time.Second, TransportTCP, role
+						c.Mode, c.Lease, c.Transport, c.Role = mode, shortLease, TransportTCP, role
 						if change != nil {
 							change(c)
 						}

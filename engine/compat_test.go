@@ -3,7 +3,6 @@ package engine
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/engine/model"
@@ -28,7 +27,7 @@ func TestAnyCompat(t *testing.T) {
 			t.Parallel()
 			with := func(role connector.Role, change func(*Config)) *Engine {
 				return newEngine(t, func(c *Config) {
-					c.Role, c.AnyCompat, c.Lease, c.RegistrationTimeout = role, true, time.Second, 3*time.Second
+					c.Role, c.AnyCompat, c.Lease, c.RegistrationTimeout = role, true, shortLease, 2*shortLease
 					if change != nil {
 						change(c)
 					}
@@ -56,7 +55,7 @@ func TestNearHashes(t *testing.T) {
 		"start this engine with --connector-version 13": func(c *Config) { c.ConnectorVersion = 13 },
 	} {
 		x := newPair(t, func(c *Config) {
-			c.Lease = time.Second
+			c.Lease = shortLease
 			if c.Role == connector.Producer {
 				change(c)
 			}

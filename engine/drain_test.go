@@ -119,7 +119,8 @@ func TestDecodeDrainsReceive(t *testing.T) {
 // D's bound ends before the KV comes: the client is told, what P computes later is written nowhere,
 // and P's blocks come back.
 func TestDecodeDrainGivesUp(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.Lease = time.Second })
+	t.Parallel()
+	x := newPair(t, func(c *Config) { c.Lease = shortLease })
 	prefill, decode := x.legs("r", prompt(70, 1), 6)
 	d := submit1(t, x.d, decode)
 	closeNow(t, x.d)

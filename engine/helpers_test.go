@@ -40,6 +40,10 @@ func newEngine(t testing.TB, change func(*Config)) *Engine {
 	return e
 }
 
+// shortLease is of tests in which a lease is to end. Heartbeats are a sixth of it, and silence is three of them: on
+// a busy machine that must not come from engines that only wait for a processor.
+const shortLease = 3 * time.Second
+
 // answer is everything that a stream gave.
 type answer struct {
 	Output // the last one; Tokens, LogProbs and Text are of all

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
@@ -33,7 +32,7 @@ var keyKinds = map[string]keyed{
 func TestKeysAcrossEngines(t *testing.T) {
 	p := prompt(40, 5)
 	for kind, k := range keyKinds {
-		change := func(c *Config) { c.Lease, c.Adapters = time.Second, []string{"a", "b"} }
+		change := func(c *Config) { c.Lease, c.Adapters = shortLease, []string{"a", "b"} }
 		with := func(r Request, key string) Request {
 			k.set(&r, key)
 			return r

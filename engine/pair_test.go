@@ -267,7 +267,8 @@ func TestDecodeAborts(t *testing.T) {
 // nothing is left.
 func TestClientsLeave(t *testing.T) {
 	// A D that leaves does not tell P, whose lease must end then.
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 60, time.Second })
+	t.Parallel()
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 60, shortLease })
 	rng := rand.New(rand.NewPCG(1, 2))
 	var wg sync.WaitGroup
 	for i := range 24 {

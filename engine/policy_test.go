@@ -222,7 +222,8 @@ func TestPoolsThatWaitForEachOther(t *testing.T) {
 // A request of D that waits for blocks, and so never was registered, is aborted: both sides have
 // their blocks again, P after its lease at the latest.
 func TestAbortBeforeScheduling(t *testing.T) {
-	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 8, 2*time.Second })
+	t.Parallel()
+	x := newPair(t, func(c *Config) { c.NumBlocks, c.Lease = 8, shortLease })
 	prefill, decode := x.legs("r", prompt(60, 2), 3)
 	checkAnswer(t, "P", generate(t, x.p, prefill), expect(t, prefill.Prompt, 1, model.Sampling{}))
 	_, parked := x.legs("parked", prompt(80, 1), 3) // P waits a lease for its prefill

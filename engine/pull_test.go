@@ -290,7 +290,7 @@ func TestPullAfterLease(t *testing.T) {
 // A decode request that waits longer than P's lease keeps P's blocks by its beats.
 func TestPullWaitsLongerThanTheLease(t *testing.T) {
 	t.Parallel()
-	x := newPullPair(t, func(c *Config) { c.Lease, c.NumBlocks = time.Second, 64 })
+	x := newPullPair(t, func(c *Config) { c.Lease, c.NumBlocks = shortLease, 64 })
 	var hogs []*Stream // each has most of D's blocks
 	for i := range 30 {
 		hogs = append(hogs, submit1(t, x.d, Request{ID: kv.RequestID(fmt.Sprint("hog", i)), Prompt: prompt(700, i+9), MaxTokens: 300, IgnoreEOS: true}))
@@ -318,7 +318,7 @@ func TestPullWaitsLongerThanTheLease(t *testing.T) {
 // Parameters that are not those of P's answer.
 func TestPullRefusals(t *testing.T) {
 	t.Parallel()
-	x := newPullPair(t, func(c *Config) { c.Lease = time.Second }) // P keeps its blocks for the right request
+	x := newPullPair(t, nil)
 	p := prompt(70, 5)
 	for name, c := range map[string]struct {
 		change func(*Request)
@@ -347,6 +347,10 @@ func TestPullRefusals(t *testing.T) {
 				t.Errorf("%+v: %v", a.Output, a.Err)
 			}
 			settle(t, x.d)
+			// P has kept its blocks for the right request.
+			if ok, err := x.p.Release(decode.Params.RemoteRequestID, decode.Params.Lease); !ok || err != nil {
+				t.Errorf("P has let the blocks go: %v, %v", ok, err)
+			}
 		})
 	}
 }
@@ -383,7 +387,8 @@ func TestPullPrefillEngineCloses(t *testing.T) {
 
 // The decode engine goes: P's blocks wait for their lease.
 func TestPullDecodeEngineCloses(t *testing.T) {
-	x := newPullPair(t, func(c *Config) { c.Lease = time.Second })
+	t.Parallel()
+	x := newPullPair(t, func(c *Config) { c.Lease = shortLease })
 	decode := x.prefilled(t, "r", prompt(40, 1), 5)
 	d := submit1(t, x.d, decode)
 	closeNow(t, x.d)
