@@ -301,8 +301,8 @@ func (h *host) StoreEnded(id core.JobID, ok bool) {
 	h.t.do(func(m *core.Machine) { m.StoreEnded(id, ok) })
 }
 
-func (h *host) Serve(keys []core.Key) (out []core.Served) {
-	h.t.do(func(m *core.Machine) { out = m.Serve(h.tier, keys, prober{h.t}) })
+func (h *host) Serve(keys []core.Key, most int) (out []core.Served) {
+	h.t.do(func(m *core.Machine) { out = m.Serve(h.tier, keys, most, prober{h.t}) })
 	if out == nil {
 		out = make([]core.Served, len(keys))
 	}

@@ -73,8 +73,9 @@ type Host interface {
 	LoadSummed(id core.JobID, good []bool, sums []core.Sum, stopped bool)
 	LoadStopped(core.JobID)
 	StoreEnded(id core.JobID, ok bool)
-	// Serve answers a peer of this tier, with every hit pinned; Unpin gives pins back.
-	Serve(keys []core.Key) []core.Served
+	// Serve answers a peer of this tier, with every hit pinned, and at most so many blocks pinned or loaded
+	// for it; Unpin gives pins back.
+	Serve(keys []core.Key, most int) []core.Served
 	Unpin([]core.PinID)
 	// Wake says that Probe may answer otherwise than before.
 	Wake()

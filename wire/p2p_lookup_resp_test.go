@@ -14,6 +14,12 @@ func TestP2PLookupRespRoundTrip(t *testing.T) {
 		for range m.Keys {
 			m.Hits = append(m.Hits, rapid.Bool().Draw(t, "hit"))
 		}
+		if rapid.Bool().Draw(t, "bounded") {
+			m.Later = []bool{}
+			for range m.Keys {
+				m.Later = append(m.Later, rapid.Bool().Draw(t, "later"))
+			}
+		}
 		return m
 	})
 }

@@ -207,6 +207,9 @@ func (m *Machine) LoadEnded(id JobID, good []bool, stopped bool) {
 	if j == nil {
 		return
 	}
+	if j.req == "" {
+		m.peerLoads -= len(j.blocks)
+	}
 	var held, whole []*block
 	r := m.requests[j.req]
 	for i, b := range j.blocks {

@@ -26,18 +26,25 @@ func (m *Machine) Lookup(req kv.RequestID, keys []Key, p Prober) []Verdict {
 }
 
 // Serve answers a peer's lookup that came in by the given tier, which is itself not asked: nothing is
-// fetched from one peer for another. Each hit is pinned before the next key is looked at.
-func (m *Machine) Serve(tier int, keys []Key, p Prober) []Served {
+// fetched from one peer for another. Each hit is pinned before the next key is looked at. The peer gets most
+// blocks, pinned or loaded from another tier, as far as all peers together leave it those; the rest are misses
+// for now.
+func (m *Machine) Serve(tier int, keys []Key, most int, p Prober) []Served {
 	out := make([]Served, len(keys))
 	s := m.newSearch("", nil, tier, keys)
+	given := 0
 	for i, k := range keys {
+		s.full = given >= most || len(m.pins)+m.peerLoads+s.promoted >= m.cfg.PeerPins
+		before := s.promoted
 		v := s.find(k, p)
-		if v == Hit && len(m.pins) >= m.cfg.PeerPins {
+		out[i].Verdict, out[i].Later = v, s.refused
+		given += s.promoted - before
+		if s.refused {
 			m.stats.RefusedPins++
-			v = Miss
+			s.refused = false
 		}
-		out[i].Verdict = v
 		if v == Hit {
+			given++
 			b := m.pool.index[k]
 			m.pool.pin(b)
 			out[i].Pin, out[i].Slot, out[i].Sum = PinID(m.nextID()), b.slot, b.sum
@@ -71,6 +78,9 @@ type search struct {
 	keys    []Key
 	keep    map[Key]struct{} // made when something is to be evicted
 	loads   [MaxTiers][]*block
+	// full: a peer gets nothing more. refused: the last key was a miss for that. promoted is how many loads have.
+	full, refused bool
+	promoted      int
 }
 
 func (m *Machine) newSearch(req kv.RequestID, r *request, exclude int, keys []Key) *search {
@@ -79,10 +89,13 @@ func (m *Machine) newSearch(req kv.RequestID, r *request, exclude int, keys []Ke
 
 func (s *search) find(k Key, p Prober) Verdict {
 	if b := s.m.pool.index[k]; b != nil {
-		if b.state == ready {
-			return Hit
+		switch {
+		case b.state != ready:
+			return Pending
+		case s.full:
+			return s.refuse()
 		}
-		return Pending
+		return Hit
 	}
 	verdict := Miss
 	for t := range s.m.cfg.Tiers {
@@ -91,6 +104,9 @@ func (s *search) find(k Key, p Prober) Verdict {
 		}
 		switch p.Probe(t, s.req, k) {
 		case Hit:
+			if s.full {
+				return s.refuse()
+			}
 			return s.promote(t, k)
 		case Pending:
 			verdict = Pending
@@ -105,6 +121,11 @@ func (s *search) failed(tier int, k Key) bool {
 	}
 	_, ok := s.r.failed[tierKey{tier, k}]
 	return ok
+}
+
+func (s *search) refuse() Verdict {
+	s.refused = true
+	return Miss
 }
 
 // promote gives a key of another tier a slot.
@@ -125,6 +146,7 @@ func (s *search) promote(tier int, k Key) Verdict {
 		return Miss
 	}
 	s.m.stats.Promotions++
+	s.promoted++
 	s.loads[tier] = append(s.loads[tier], blocks[0])
 	return Pending
 }
@@ -144,6 +166,9 @@ func (s *search) flush() {
 	for t, blocks := range s.loads {
 		if blocks != nil {
 			id := s.m.open(jobLoad, t, s.req, blocks)
+			if s.req == "" {
+				s.m.peerLoads += len(blocks)
+			}
 			s.m.out = append(s.m.out, Load{Tier: t, Job: describe(id, s.req, blocks)})
 		}
 	}

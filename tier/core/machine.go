@@ -10,7 +10,8 @@ import (
 type Config struct {
 	Slots int // blocks of memory, >= 1
 	Tiers int // secondary tiers, by index from 0 in the order they are asked
-	// PeerPins is how many blocks peers may hold by their lookups, all together. 0: half of Slots.
+	// PeerPins is how many blocks peers may hold, or have loaded, by their lookups, all together. 0: half of
+	// Slots.
 	PeerPins int
 }
 
@@ -50,9 +51,11 @@ type Machine struct {
 	lastID   uint64
 	inFlight int // loads and stores in jobs
 	parkedIn int // blocks in quarantine
-	out      []Action
-	changed  bool
-	stats    Stats
+	// peerLoads is how many blocks are being loaded for peers.
+	peerLoads int
+	out       []Action
+	changed   bool
+	stats     Stats
 }
 
 type request struct {

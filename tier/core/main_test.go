@@ -48,8 +48,12 @@ func (s *script) line(t *testing.T, f []string) {
 	}
 	var err error
 	switch f[0] {
-	case "new": // slots tiers
-		s.m, err = New(Config{Slots: num(1), Tiers: num(2)})
+	case "new": // slots tiers [blocks for peers]
+		cfg := Config{Slots: num(1), Tiers: num(2)}
+		if len(f) > 3 {
+			cfg.PeerPins = num(3)
+		}
+		s.m, err = New(cfg)
 	case "has": // tier verdict keys…
 		if s.tiers[num(1)] == nil {
 			s.tiers[num(1)] = map[Key]Verdict{}
@@ -73,10 +77,13 @@ func (s *script) line(t *testing.T, f []string) {
 	case "lookup": // req keys…
 		fmt.Fprintln(&s.out, s.m.Lookup(kv.RequestID(f[1]), keys(2), s))
 	case "serve": // tier keys…
-		for i, a := range s.m.Serve(num(1), keys(2), s) {
+		for i, a := range s.m.Serve(num(1), keys(2), len(keys(2)), s) {
 			fmt.Fprintf(&s.out, "%s: %v", f[2+i], a.Verdict)
 			if a.Verdict == Hit {
 				fmt.Fprintf(&s.out, " in slot %d, pin %d", a.Slot, a.Pin)
+			}
+			if a.Later {
+				fmt.Fprint(&s.out, " for now")
 			}
 			fmt.Fprintln(&s.out)
 		}

@@ -22,6 +22,7 @@ type dumb struct {
 	pins                int
 	quarantined         int
 	said                []string
+	peerLoads           int // blocks that are loaded for peers
 }
 
 type entry struct {
@@ -91,12 +92,28 @@ func (d *dumb) add(keys []Key) []*entry {
 }
 
 func (d *dumb) lookup(req kv.RequestID, exclude int, keys []Key, has func(int, Key) Verdict) []Verdict {
+	out, _ := d.serve(req, exclude, keys, len(keys), has)
+	return out
+}
+
+// serve is lookup; for a peer, of most blocks. refused are those that it would have got otherwise.
+func (d *dumb) serve(req kv.RequestID, exclude int, keys []Key, most int, has func(int, Key) Verdict) ([]Verdict, []bool) {
 	var r *dumbReq
-	out := make([]Verdict, len(keys))
+	out, refused := make([]Verdict, len(keys)), make([]bool, len(keys))
 	if exclude < 0 {
 		if r = d.reqs[req]; r == nil {
-			return out
+			return out, refused
 		}
+	}
+	full := func(loads [][]*entry) bool {
+		if exclude < 0 {
+			return false
+		}
+		n := d.pins + d.peerLoads
+		for _, l := range loads {
+			n += len(l)
+		}
+		return n >= d.quota || most == 0
 	}
 	loads := make([][]*entry, d.tiers)
 	for i, k := range keys {
@@ -105,11 +122,12 @@ func (d *dumb) lookup(req kv.RequestID, exclude int, keys []Key, has func(int, K
 			if e.state == "ready" {
 				out[i] = Hit
 				if exclude >= 0 {
-					if d.pins == d.quota {
-						out[i] = Miss
+					if full(loads) {
+						out[i], refused[i] = Miss, true
 					} else {
 						e.pins++
 						d.pins++
+						most--
 					}
 				}
 			}
@@ -122,7 +140,8 @@ func (d *dumb) lookup(req kv.RequestID, exclude int, keys []Key, has func(int, K
 			v := has(t, k)
 			if v == Hit {
 				out[i] = Miss
-				if d.room(1, keys) {
+				if refused[i] = full(loads); !refused[i] && d.room(1, keys) {
+					most--
 					out[i] = Pending
 					loads[t] = append(loads[t], d.add([]Key{k})...)
 				}
@@ -136,9 +155,12 @@ func (d *dumb) lookup(req kv.RequestID, exclude int, keys []Key, has func(int, K
 	for t, l := range loads {
 		if l != nil {
 			d.job("load", t, req, l)
+			if exclude >= 0 {
+				d.peerLoads += len(l)
+			}
 		}
 	}
-	return out
+	return out, refused
 }
 
 func (d *dumb) job(kind string, tier int, req kv.RequestID, es []*entry) {
@@ -336,10 +358,11 @@ func (w *world) lookup(t *rapid.T) {
 
 func (w *world) serve(t *rapid.T) {
 	tier, keys, has := rapid.IntRange(0, 2).Draw(t, "tier"), w.keys(t), w.has(t)
-	want := w.d.lookup("", tier, keys, has)
-	for i, s := range w.m.Serve(tier, keys, probeFunc(has)) {
-		if s.Verdict != want[i] {
-			t.Fatalf("%s: %v, want %v", keys[i], s.Verdict, want[i])
+	most := rapid.IntRange(0, 3).Draw(t, "most")
+	want, later := w.d.serve("", tier, keys, most, has)
+	for i, s := range w.m.Serve(tier, keys, most, probeFunc(has)) {
+		if s.Verdict != want[i] || s.Later != later[i] {
+			t.Fatalf("%s: %v, later %v; want %v, %v", keys[i], s.Verdict, s.Later, want[i], later[i])
 		}
 		if s.Verdict == Hit {
 			w.pins[s.Pin] = w.d.find(keys[i])
@@ -485,6 +508,9 @@ func (w *world) endJob(t *rapid.T) {
 	good := rapid.SliceOfN(rapid.Bool(), 0, len(j.entries)).Draw(t, "good")
 	stopped := rapid.Bool().Draw(t, "stopped")
 	w.m.LoadEnded(id, good, stopped)
+	if j.req == "" {
+		w.d.peerLoads -= len(j.entries)
+	}
 	held := 0
 	var whole []*entry
 	owner := w.d.reqs[j.req]

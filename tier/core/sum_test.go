@@ -29,7 +29,7 @@ func TestSumsStayWithBlocks(t *testing.T) {
 		t.Errorf("stored with %v", stored.Sums)
 	}
 	m.StoreEnded(stored.ID, true)
-	if s := m.Serve(0, []Key{"b"}, nobody{}); s[0].Sum != b {
+	if s := m.Serve(0, []Key{"b"}, 1, nobody{}); s[0].Sum != b {
 		t.Errorf("served with %v", s[0].Sum)
 	} else {
 		m.Unpin([]PinID{s[0].Pin})

@@ -86,9 +86,11 @@ type Prober interface {
 // Served answers one key of a peer's lookup. A Hit is pinned already.
 type Served struct {
 	Verdict Verdict
-	Pin     PinID
-	Slot    Slot
-	Sum     Sum
+	// Later is set of a Miss that is one only because peers hold as much as they may at the moment.
+	Later bool
+	Pin   PinID
+	Slot  Slot
+	Sum   Sum
 }
 
 // Stats are counts for people.

@@ -86,7 +86,7 @@ func (c Config) session() session.Config {
 		Fingerprint: c.Fingerprint, HashSeed: c.HashSeed, Extension: ext,
 	}
 	s.Store = session.PeerID(c.Store)
-	ext.Capabilities = []string{wire.CapP2PSums}
+	ext.Capabilities = []string{wire.CapP2PSums, wire.CapP2PLater}
 	if c.Offers != nil {
 		ext.Capabilities = append(ext.Capabilities, wire.CapP2PStore)
 	}

@@ -217,7 +217,7 @@ func (l *loop) act(a session.Action) {
 // none is missed between the answer and the wait for a change.
 func (l *loop) serve(a session.Serve) {
 	l.watch(true)
-	l.next = append(l.next, session.Served{Lookup: a.Lookup, Answers: l.t.host.Serve(a.Keys)})
+	l.next = append(l.next, session.Served{Lookup: a.Lookup, Answers: l.t.host.Serve(a.Keys, a.Most)})
 }
 
 func (l *loop) send(a session.Send) {

@@ -228,7 +228,9 @@ func (n *node) lookup(req kv.RequestID, ks []core.Key) []core.Verdict {
 		select {
 		case <-n.changed:
 		case <-deadline:
-			n.t.Fatalf("%s: still %v; %+v", n.name, got, n.m.Stats())
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.t.Fatalf("%s: still %v; %+v; notes: %v; peers: %+v", n.name, got, n.m.Stats(), n.mu.notes, n.tier.Stats().Total)
 		}
 	}
 }
@@ -262,7 +264,9 @@ func (n *node) expect(req kv.RequestID, ks []core.Key, want string) {
 		}
 	}
 	if got != want {
-		n.t.Fatalf("%s: lookup gives %s, want %s", n.name, got, want)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.t.Fatalf("%s: lookup gives %s, want %s; notes: %v", n.name, got, want, n.mu.notes)
 	}
 	lease, slots, ok := n.m.Use(there)
 	if !ok {

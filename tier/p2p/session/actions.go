@@ -105,10 +105,11 @@ type (
 		Job core.JobID
 		OK  bool
 	}
-	// Serve looks keys up for a peer and pins what is there; Served follows.
+	// Serve looks keys up for a peer and pins what is there, Most blocks of it; Served follows.
 	Serve struct {
 		Lookup uint64
 		Keys   []core.Key
+		Most   int
 	}
 	Unpin struct{ Pins []core.PinID }
 )

@@ -15,8 +15,9 @@ import (
 
 // clientRole is what this node asks of one peer.
 type clientRole struct {
-	s   *session
-	txs map[string]*transaction
+	s       *session
+	txs     map[string]*transaction
+	delayed []*transaction // with keys to ask for again, oldest first
 }
 
 func (c *clientRole) init(s *session) { c.s, c.txs = s, map[string]*transaction{} }
@@ -37,11 +38,14 @@ type transaction struct {
 	fence   uint64
 	waiting []*load // fetches not yet sent, oldest first
 	loads   map[uint64]*load
+	fetches uint64 // of this request
+	later   later
 }
 
 // ask is one lookup sent, or about to be.
 type ask struct {
 	epoch    uint64
+	fetches  uint64           // before it
 	open     map[core.Key]int // keys without an answer, and how often each was asked
 	stale    bool             // of a request that is over
 	deadline *timer
@@ -83,6 +87,7 @@ func (s *session) open(r *request, id string, everything bool) (*transaction, st
 		c.txs[id] = t
 	}
 	t.req, t.everything, t.held = r, everything, everything
+	t.fetches = 0
 	return t, ""
 }
 
@@ -106,8 +111,9 @@ func (c *clientRole) pumpAll() {
 // ask notes keys; they are sent when nothing of an earlier round can be mistaken for their answer.
 func (t *transaction) ask(epoch uint64, keys []core.Key) {
 	t.unsent = append(t.unsent, keys...)
+	t.later.epoch = epoch - t.fetches
 	h := t.c.s.h
-	a := &ask{epoch: epoch, open: map[core.Key]int{}}
+	a := &ask{epoch: epoch, fetches: t.fetches, open: map[core.Key]int{}}
 	for _, k := range keys {
 		a.open[k]++
 	}
@@ -168,6 +174,8 @@ func (t *transaction) fetch(ev Fetch) {
 	patience := h.cfg.LoadTimeout + time.Duration(bytes/float64(h.cfg.LoadRate)*float64(time.Second))
 	l.deadline = h.after(patience, func() { l.abort("it took too long") })
 	h.loads[ev.Job] = l
+	t.fetches++
+	t.later.hits = 0
 	t.waiting = append(t.waiting, l)
 	t.pump()
 }
@@ -203,6 +211,7 @@ func (l *load) granted(ev Granted) {
 		l.why = ev.Err.Error()
 		l.end(false)
 		l.t.waiting = slices.DeleteFunc(l.t.waiting, func(x *load) bool { return x == l })
+		l.t.c.askLater()
 	} else {
 		l.grant = ev.ID
 	}
@@ -265,6 +274,7 @@ func (l *load) abort(why string) {
 	}
 	l.end(false)
 	t.pump()
+	t.c.askLater()
 }
 
 // quiet: nothing writes the slots any more; the tier may not know yet.
@@ -292,6 +302,7 @@ func (l *load) settled(ok, stopped bool) {
 		l.quiet()
 	}
 	l.t.forget()
+	l.t.c.askLater()
 }
 
 func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
@@ -301,7 +312,7 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 		return
 	}
 	for i, k := range m.Keys {
-		t.answer(k, m.Hits[i])
+		t.answer(k, m.Hits[i], m.Later != nil && m.Later[i])
 	}
 	c.s.h.count(c.s.peer, func(c *Counts) { c.LookupsAnswered++ })
 	t.asks = slices.DeleteFunc(t.asks, func(a *ask) bool {
@@ -311,10 +322,11 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 		return len(a.open) == 0
 	})
 	t.pump()
+	c.askLater()
 }
 
 // answer gives one key's answer to the oldest ask for it. A key that was not sent is not answered.
-func (t *transaction) answer(k core.Key, hit bool) {
+func (t *transaction) answer(k core.Key, hit, later bool) {
 	if t.fenced || slices.Contains(t.unsent, k) {
 		return
 	}
@@ -325,7 +337,15 @@ func (t *transaction) answer(k core.Key, hit bool) {
 		if a.open[k]--; a.open[k] == 0 {
 			delete(a.open, k)
 		}
-		if t.req != nil {
+		switch {
+		case t.req == nil:
+		case later && !hit:
+			t.postpone(k)
+		default:
+			if hit && a.fetches == t.fetches {
+				t.later.hits++
+				t.later.since = time.Time{}
+			}
 			t.c.s.h.emit(Answer{Req: t.req.id, Epoch: a.epoch, Key: k, Hit: hit})
 		}
 		return
@@ -385,6 +405,7 @@ func (t *transaction) finish() {
 	t.req = nil
 	t.close()
 	t.forget()
+	t.c.askLater()
 }
 
 // fail ends it with a reason, which the request is told.
@@ -406,6 +427,7 @@ func (t *transaction) close() {
 	}
 	owed := t.unanswered() && !t.fenced
 	t.unsent = nil
+	t.forgetLater()
 	if t.held {
 		t.c.s.send(&wire.P2PFetch{ID: t.id, Round: t.round})
 		t.held = false
@@ -448,6 +470,7 @@ func (c *clientRole) end(why string) {
 			l.why = why
 			l.end(false)
 		}
+		t.forgetLater()
 		t.asks, t.unsent, t.waiting = nil, nil, nil
 		if t.req != nil {
 			t.req.tx = nil

@@ -35,6 +35,9 @@ const (
 	minStorePause = time.Second
 	maxStorePause = 30 * time.Second
 
+	// fetchFollows is how long the fetch of a hit may take to follow: an engine asks for it at once, or not at all.
+	fetchFollows = 2 * time.Second
+
 	// siblingGrace is how long the other ranks of a process may be silent after one was lost.
 	siblingGrace = 2 * time.Second
 

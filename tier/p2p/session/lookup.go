@@ -15,9 +15,12 @@ type lookup struct {
 	by       *serverRole
 	keys     []core.Key // as asked, in order
 	missing  []core.Key // those without a verdict, each once
-	serving  bool       // a Served is due
-	retry    bool       // the tier has changed meanwhile
-	expired  bool       // what is still pending is a miss
+	at       map[core.Key]int
+	filed    []core.Key            // hits kept for it, which no other lookup has answered
+	later    map[core.Key]struct{} // misses that are due to the bounds of the moment
+	serving  bool                  // a Served is due
+	retry    bool                  // the tier has changed meanwhile
+	expired  bool                  // what is still pending is a miss
 	over     bool
 	deadline *timer
 }
@@ -33,17 +36,16 @@ func (r *serverRole) onLookup(m *wire.P2PLookup) {
 		return
 	}
 	h := r.s.h
-	l := &lookup{no: h.nextID(), k: k, by: r, keys: m.Keys}
-	seen := make(map[core.Key]struct{}, len(m.Keys))
+	l := &lookup{no: h.nextID(), k: k, by: r, keys: m.Keys, at: make(map[core.Key]int, len(m.Keys)), later: map[core.Key]struct{}{}}
 	x := r.rounds[k]
 	if x != nil && x.looked && !x.fetched {
 		x.keep()
 	}
-	for _, key := range m.Keys {
-		if _, twice := seen[key]; twice || x != nil && x.avail[key] != nil {
+	for i, key := range m.Keys {
+		if _, twice := l.at[key]; twice || x != nil && x.avail[key] != nil {
 			continue
 		}
-		seen[key] = struct{}{}
+		l.at[key] = i
 		l.missing = append(l.missing, key)
 	}
 	r.lookups[l.no], h.lookups[l.no] = l, l
@@ -63,7 +65,8 @@ func (l *lookup) serve() {
 		return
 	}
 	l.serving, l.retry = true, false
-	l.by.s.h.emit(Serve{Lookup: l.no, Keys: l.missing})
+	h := l.by.s.h
+	h.emit(Serve{Lookup: l.no, Keys: l.missing, Most: max(0, h.cfg.PeerPins-l.by.pins+len(l.filed))})
 }
 
 // again is serve after a change of the tier.
@@ -94,6 +97,10 @@ func (h *Hub) served(ev Served) {
 			l.file(l.missing[i], a)
 		case core.Pending:
 			pending = append(pending, l.missing[i])
+		default:
+			if a.Later {
+				l.later[l.missing[i]] = struct{}{}
+			}
 		}
 	}
 	l.missing = pending
@@ -108,19 +115,47 @@ func (h *Hub) served(ev Served) {
 	}
 }
 
-// file keeps a hit for the round's fetch, within the peer's share.
+// file keeps a hit for the round's fetch, within the peer's share. When that is used up, a hit that stands
+// behind this one gives way: what counts is the beginning of a prompt, also if it is ready last.
 func (l *lookup) file(key core.Key, a core.Served) {
 	r, h := l.by, l.by.s.h
 	x := r.rounds[l.k]
 	taken := x != nil && (x.avail[key] != nil || x.fetched)
-	if taken || r.pins >= h.cfg.PeerPins {
+	if !taken && r.pins >= h.cfg.PeerPins && !l.yield(key) {
+		taken = true
+		l.later[key] = struct{}{}
+	}
+	if taken {
 		h.emit(Unpin{Pins: []core.PinID{a.Pin}})
 		return
 	}
+	l.filed = append(l.filed, key)
 	x = r.round(l.k)
 	x.looked = true
 	r.pins++
 	x.avail[key] = &supply{key: key, slot: a.Slot, sum: a.Sum, pin: a.Pin, by: r}
+}
+
+// yield gives the last of this lookup's hits back, if it stands behind key.
+func (l *lookup) yield(key core.Key) bool {
+	last := -1
+	for i, k := range l.filed {
+		if last < 0 || l.at[k] > l.at[l.filed[last]] {
+			last = i
+		}
+	}
+	if last < 0 || l.at[l.filed[last]] < l.at[key] {
+		return false
+	}
+	k := l.filed[last]
+	l.filed = slices.Delete(l.filed, last, last+1)
+	l.later[k] = struct{}{}
+	if x := l.by.rounds[l.k]; x != nil && x.avail[k] != nil {
+		l.by.s.h.drop(x.avail[k], false)
+		delete(x.avail, k)
+		return true
+	}
+	return false
 }
 
 // answer sends the verdicts: a hit is what is kept for the round at this moment.
@@ -132,6 +167,13 @@ func (l *lookup) answer() {
 		}
 		if x.looked {
 			x.keep()
+		}
+	}
+	if len(l.later) > 0 && l.by.s.theirs.Extension.Has(wire.CapP2PLater) {
+		m.Later = make([]bool, len(l.keys))
+		for i, key := range l.keys {
+			_, later := l.later[key]
+			m.Later[i] = later && !m.Hits[i]
 		}
 	}
 	l.end()

@@ -26,7 +26,7 @@ import (
 //	begin <req> [source=<peer>/<id>] [everything] [decoder=<id>]
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
 //	supply <req> <job> <key>:<slot>[#<sum>]…               finish <req>
-//	served <lookup> <key>=hit:<pin>:<slot>[#<sum>] | <key>=miss | <key>=pending …
+//	served <lookup> <key>=hit:<pin>:<slot>[#<sum>] | <key>=miss | <key>=later | <key>=pending …
 //	reports | stats | call | changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
@@ -238,6 +238,7 @@ func (s *script) fresh(t *testing.T, options []string) {
 func (s *script) meet(t *testing.T, peer string, n uint64) {
 	kept := s.out.String()
 	hello := testConnect(peer)
+	hello.Extension.Capabilities = []string{wire.CapP2PLater}
 	s.step(Message{Identity: peer, Link: n, Msg: &hello})
 	x := s.h.sessions[PeerID(peer)]
 	if x == nil {
@@ -312,6 +313,8 @@ func answersOf(t *testing.T, f []string) []core.Served {
 		switch {
 		case verdict == "pending":
 			s.Verdict = core.Pending
+		case verdict == "later":
+			s.Later = true
 		case strings.HasPrefix(verdict, "hit"):
 			s.Verdict = core.Hit
 			verdict, sum, known := strings.Cut(verdict, "#")
@@ -332,7 +335,7 @@ func answersOf(t *testing.T, f []string) []core.Served {
 }
 
 // messageOf reads: connect [seed=] [blocklen=] [fingerprint=] [stock] [store] | ack | disconnect | offer <key>… |
-// lookup <id> <round> <key>… | resp <id> <key>=hit|miss… | fetch <id> <round> <key>:<index>… |
+// lookup <id> <round> <key>… | resp <id> <key>=hit|miss|later… | fetch <id> <round> <key>:<index>… |
 // done <id> <round> ok|failed [sums=<n>,…] | abort <id> <round> | aborted <id> <round>
 func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 	round := func() uint64 {
@@ -381,10 +384,16 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 	case "lookup":
 		return &wire.P2PLookup{ID: f[1], Round: round(), Keys: keysOf(f[3:])}
 	case "resp":
-		m := &wire.P2PLookupResp{ID: f[1]}
+		m, bounded := &wire.P2PLookupResp{ID: f[1]}, false
 		for _, a := range f[2:] {
 			key, verdict, _ := strings.Cut(a, "=")
 			m.Keys, m.Hits = append(m.Keys, core.Key(key)), append(m.Hits, verdict == "hit")
+			if m.Later = append(m.Later, verdict == "later"); verdict == "later" {
+				bounded = true
+			}
+		}
+		if !bounded {
+			m.Later = nil
 		}
 		return m
 	case "fetch":
@@ -422,7 +431,11 @@ func messageText(m wire.P2PMessage) string {
 	case *wire.P2PLookup:
 		return fmt.Sprintf("lookup %s %d %v", m.ID, m.Round, m.Keys)
 	case *wire.P2PLookupResp:
-		return fmt.Sprintf("lookup_resp %s %v %v", m.ID, m.Keys, m.Hits)
+		text := fmt.Sprintf("lookup_resp %s %v %v", m.ID, m.Keys, m.Hits)
+		if m.Later != nil {
+			text += fmt.Sprintf(" later %v", m.Later)
+		}
+		return text
 	case *wire.P2PFetch:
 		return fmt.Sprintf("fetch %s %d %v -> %v grant %d", m.ID, m.Round, m.Keys, m.Indexes, m.Grant[0])
 	case *wire.P2POffer:
@@ -477,6 +490,9 @@ func actionText(a Action) string {
 	case StoreEnded:
 		return fmt.Sprintf("store %d ended ok=%v", a.Job, a.OK)
 	case Serve:
+		if a.Most < len(a.Keys) {
+			return fmt.Sprintf("serve lookup %d: %v, at most %d", a.Lookup, a.Keys, a.Most)
+		}
 		return fmt.Sprintf("serve lookup %d: %v", a.Lookup, a.Keys)
 	case Unpin:
 		return fmt.Sprintf("unpin %v", a.Pins)

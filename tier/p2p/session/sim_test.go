@@ -100,7 +100,7 @@ func newSim(t *rapid.T, rigid bool) *sim {
 			conns: map[kv.Generation]*simConn{}, grants: map[core.JobID]simGrant{}, owed: map[agent.Name]bool{}, writable: map[core.Slot]core.JobID{}}
 		c := testConnect(n.name)
 		c.NumBlocks = len(n.mem)
-		c.Extension.Capabilities = []string{wire.CapP2PSums}
+		c.Extension.Capabilities = []string{wire.CapP2PSums, wire.CapP2PLater}
 		var err error
 		if n.hub, err = New(Config{Local: c, Revocable: !rigid, MaxPeers: 2, PeerPins: 3}); err != nil {
 			t.Fatal(err)
@@ -259,7 +259,7 @@ func (n *simNode) act(a Action) {
 	case StoreEnded:
 		n.m.StoreEnded(a.Job, a.OK)
 	case Serve:
-		n.todo = append(n.todo, Served{Lookup: a.Lookup, Answers: n.m.Serve(0, a.Keys, n)})
+		n.todo = append(n.todo, Served{Lookup: a.Lookup, Answers: n.m.Serve(0, a.Keys, a.Most, n)})
 	case Unpin:
 		n.m.Unpin(a.Pins)
 	}
