@@ -19,6 +19,9 @@ type Extension struct {
 	HostID       string       // equal on ranks that share a kernel and can share memory; "" unknown
 	Agents       []AgentOffer // by ascending transport, each transport once
 	Capabilities []string     // names of what else this rank understands, such as "push_fail"
+	// Session and Answers are of the P2P tier's connect: the sender's number for its session, from 1, and the
+	// peer's for that whose connect this one answers; 0: none.
+	Session, Answers uint64
 }
 
 // AgentOffer is one way to reach a rank: the metadata of its agent for one transport.
@@ -78,7 +81,13 @@ func (e *Extension) Validate() error {
 func (e *Extension) append(b []byte) []byte {
 	agents := slices.Clone(e.Agents)
 	slices.SortFunc(agents, byTransport)
-	b = msgp.AppendMapHeader(b, 5)
+	n := 5
+	for _, x := range []uint64{e.Session, e.Answers} {
+		if x != 0 {
+			n++
+		}
+	}
+	b = msgp.AppendMapHeader(b, uint32(n))
 	b = msgp.AppendString(b, "version")
 	b = appendInt(b, e.Version)
 	b = msgp.AppendString(b, "instance")
@@ -92,7 +101,16 @@ func (e *Extension) append(b []byte) []byte {
 		b = msgp.AppendBytes(b, a.Blob)
 	}
 	b = msgp.AppendString(b, "capabilities")
-	return appendStrs(b, e.Capabilities)
+	b = appendStrs(b, e.Capabilities)
+	if e.Session != 0 {
+		b = msgp.AppendString(b, "session")
+		b = msgp.AppendUint64(b, e.Session)
+	}
+	if e.Answers != 0 {
+		b = msgp.AppendString(b, "answers")
+		b = msgp.AppendUint64(b, e.Answers)
+	}
+	return b
 }
 
 func byTransport(a, b AgentOffer) int { return cmp.Compare(a.Transport, b.Transport) }
@@ -117,6 +135,10 @@ func (r *reader) extension() *Extension {
 			if e.Capabilities = r.strs(MaxCapabilities, MaxName); len(e.Capabilities) == 0 {
 				e.Capabilities = nil
 			}
+		case "session":
+			e.Session = r.uint()
+		case "answers":
+			e.Answers = r.uint()
 		default:
 			r.skip()
 		}

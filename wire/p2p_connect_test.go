@@ -22,7 +22,8 @@ func TestP2PConnectRoundTrip(t *testing.T) {
 			HashSeed:      rapid.StringN(0, 20, 100).Draw(t, "seed"),
 		}
 		if rapid.Bool().Draw(t, "extended") {
-			m.Extension = &Extension{Version: 1, Instance: "i", HostID: "h", Agents: []AgentOffer{{Transport: "tcp", Blob: []byte{1}}}}
+			m.Extension = &Extension{Version: 1, Instance: "i", HostID: "h", Agents: []AgentOffer{{Transport: "tcp", Blob: []byte{1}}},
+				Session: rapid.Uint64().Draw(t, "session"), Answers: rapid.Uint64().Draw(t, "answers")}
 		}
 		return m
 	})

@@ -40,6 +40,17 @@ func (d *Dealer) TrySend(frames ...[]byte) error {
 	return d.c.link.errorf("send", err)
 }
 
+// Ping asks the peer's socket for a sign of life, which it gives whatever its owner does; Options.OnPong is
+// called when it has come. It does not block, and reports false, and asks nothing, if the peer knows no PING.
+func (d *Dealer) Ping() bool {
+	l := d.c.link
+	if !l.knowsPing() {
+		return false
+	}
+	l.out.setPing(appendPing(nil, 0))
+	return true
+}
+
 // Recv waits for the next message. When the connection has ended it returns what had come before, then why.
 func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) { return d.c.recv(ctx, "receive") }
 

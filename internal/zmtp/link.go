@@ -184,6 +184,10 @@ func (l *link) onCommand(c command) error {
 		}
 		l.out.setPong(appendCommand(nil, commandPong, context))
 		l.honour(ttl)
+	case commandPong:
+		if l.opts.OnPong != nil {
+			l.opts.OnPong()
+		}
 	case commandError:
 		return rejected(c)
 	case commandReady:
@@ -208,8 +212,10 @@ func (l *link) honour(ttl time.Duration) {
 	}
 }
 
-// sendsPings: ZMTP 3.0 has no PING.
-func (l *link) sendsPings() bool { return l.opts.Heartbeat.Every > 0 && l.minor >= 1 }
+func (l *link) sendsPings() bool { return l.opts.Heartbeat.Every > 0 && l.knowsPing() }
+
+// knowsPing: ZMTP 3.0 has no PING.
+func (l *link) knowsPing() bool { return l.minor >= 1 }
 
 func rejected(c command) error {
 	reason, err := parseError(c.data)

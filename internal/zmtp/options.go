@@ -12,6 +12,9 @@ type Options struct {
 	Timeouts  Timeouts
 	Heartbeat Heartbeat
 
+	// OnPong, if set, is called for each PONG, by the goroutine of the connection. It must not block.
+	OnPong func()
+
 	// OnEnd, if set, is called once for each connection that a Router accepted, with why it ended: io.EOF
 	// when the peer closed it, [ErrClosed] at Close, else an error that says what the peer did. Peer is
 	// zero if the handshake was not finished; addr is the remote address. It is called by the goroutine of

@@ -66,11 +66,12 @@ func (q *sendQueue) setPong(frame []byte) {
 	notify(q.wake)
 }
 
-// setPing replaces the PING that waits. The writer calls it.
+// setPing replaces the PING that waits.
 func (q *sendQueue) setPing(frame []byte) {
 	q.mu.Lock()
 	q.mu.ping = frame
 	q.mu.Unlock()
+	notify(q.wake)
 }
 
 // pop takes the next thing to write.

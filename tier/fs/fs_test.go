@@ -75,10 +75,10 @@ func (h *fakeHost) StoreEnded(id core.JobID, ok bool) {
 	h.ended <- id
 }
 
-func (h *fakeHost) LoadStopped(core.JobID)         { panic("not for files") }
+func (h *fakeHost) LoadStopped(core.JobID)              { panic("not for files") }
 func (h *fakeHost) Serve([]core.Key, int) []core.Served { panic("not for files") }
-func (h *fakeHost) Unpin([]core.PinID)             { panic("not for files") }
-func (h *fakeHost) Wake()                          {}
+func (h *fakeHost) Unpin([]core.PinID)                  { panic("not for files") }
+func (h *fakeHost) Wake()                               {}
 
 type fixture struct {
 	t    *testing.T

@@ -28,6 +28,7 @@ type conn struct {
 		queue  [][]byte
 		bytes  int
 		hung   bool // nothing more is sent, and nobody is told of the end
+		probe  bool // a sign of life is to be asked for
 		remote netip.AddrPort
 	}
 }
@@ -54,6 +55,16 @@ func (c *conn) send(b []byte) bool {
 	notify(c.wake)
 	return true
 }
+
+// ping asks the peer for a sign of life.
+func (c *conn) ping() {
+	c.mu.Lock()
+	c.mu.probe = true
+	c.mu.Unlock()
+	notify(c.wake)
+}
+
+func (c *conn) alive() { c.t.post(session.Alive{Peer: c.peer, Gen: c.gen}) }
 
 // hang ends the connection after what is queued, or after hangUpTime.
 func (c *conn) hang() {
@@ -82,7 +93,7 @@ func (c *conn) talk() error {
 	defer cancel()
 	host, port := c.peer.Split()
 	d, err := zmtp.DialDealer(ctx, c.open, net.JoinHostPort(host, port), zmtp.Options{
-		Identity: c.t.cfg.Name, Heartbeat: c.t.cfg.heartbeat(),
+		Identity: c.t.cfg.Name, Heartbeat: c.t.cfg.heartbeat(), OnPong: c.alive,
 	})
 	if err != nil {
 		return err
@@ -93,7 +104,10 @@ func (c *conn) talk() error {
 	c.mu.Unlock()
 	c.t.post(session.Up{Peer: c.peer, Gen: c.gen, Remote: remote})
 	for {
-		b, hung := c.next()
+		b, hung, probe := c.next()
+		if probe && !d.Ping() {
+			c.alive() // it cannot be asked
+		}
 		switch {
 		case b != nil:
 			if err := d.Send(c.ctx, b); err != nil {
@@ -116,17 +130,18 @@ func (c *conn) talk() error {
 	}
 }
 
-func (c *conn) next() (b []byte, hung bool) {
+func (c *conn) next() (b []byte, hung, probe bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	probe, c.mu.probe = c.mu.probe, false
 	if len(c.mu.queue) == 0 {
 		c.mu.queue = nil
-		return nil, c.mu.hung
+		return nil, c.mu.hung, probe
 	}
 	b = c.mu.queue[0]
 	c.mu.queue = c.mu.queue[1:]
 	c.mu.bytes -= len(b)
-	return b, false
+	return b, false, probe
 }
 
 // open dials and remembers whom it has reached.

@@ -163,6 +163,10 @@ func (l *loop) act(a session.Action) {
 			delete(l.conns, a.Gen)
 			c.hang()
 		}
+	case session.Probe:
+		if c := l.conns[a.Gen]; c != nil {
+			c.ping()
+		}
 	case session.DropLink:
 		t.dropLink(a)
 	case session.Admit:

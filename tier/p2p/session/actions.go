@@ -29,6 +29,12 @@ type (
 		Peer PeerID
 		Gen  kv.Generation
 	}
+	// Probe asks the peer's end of a connection that was dialled for a sign of life; Alive follows, unless the
+	// process stands still.
+	Probe struct {
+		Peer PeerID
+		Gen  kv.Generation
+	}
 	// DropLink ends a connection by which a peer reaches us.
 	DropLink struct {
 		Identity string
@@ -127,6 +133,7 @@ type Note struct {
 func (Dial) action()        {}
 func (Send) action()        {}
 func (Hang) action()        {}
+func (Probe) action()       {}
 func (DropLink) action()    {}
 func (Admit) action()       {}
 func (Dismiss) action()     {}

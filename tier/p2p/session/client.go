@@ -157,6 +157,7 @@ func (t *transaction) pump() {
 	}
 	if len(t.unsent) > 0 {
 		s.send(&wire.P2PLookup{ID: t.id, Keys: t.unsent, Round: t.round})
+		s.expect()
 		s.h.count(s.peer, func(c *Counts) { c.LookupsAsked++ })
 		t.unsent, t.held = nil, true
 	}
@@ -202,6 +203,7 @@ func (l *load) send() bool {
 		m.Indexes[i] = uint64(slot)
 	}
 	s.send(m)
+	s.expect()
 	return true
 }
 
@@ -450,6 +452,9 @@ func (t *transaction) close() {
 func (t *transaction) forget() {
 	if t.req == nil && len(t.loads) == 0 && len(t.waiting) == 0 && !t.fenced && t.c.txs[t.id] == t {
 		delete(t.c.txs, t.id)
+		if len(t.c.txs) == 0 {
+			t.c.s.expectNothing()
+		}
 	}
 }
 

@@ -77,6 +77,11 @@ type (
 		Gen  kv.Generation
 		Err  error
 	}
+	// Alive answers a Probe.
+	Alive struct {
+		Peer PeerID
+		Gen  kv.Generation
+	}
 	// Message came in. Msg is nil if it could not be decoded, and Err says why. Host is the address
 	// that the connection comes from.
 	Message struct {
@@ -149,6 +154,7 @@ func (Served) event()          {}
 func (Changed) event()         {}
 func (Up) event()              {}
 func (Down) event()            {}
+func (Alive) event()           {}
 func (Message) event()         {}
 func (LinkEnded) event()       {}
 func (Admitted) event()        {}

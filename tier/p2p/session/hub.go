@@ -142,6 +142,10 @@ func (h *Hub) handle(ev Event) {
 		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
 			s.lost(Lost, fmt.Sprintf("no connection to it: %v", ev.Err))
 		}
+	case Alive:
+		if s := h.dialled(ev.Peer, ev.Gen); s != nil {
+			s.silence.heard(h.now)
+		}
 	case Message:
 		h.message(ev)
 	case LinkEnded:
@@ -257,7 +261,7 @@ func (h *Hub) reach(p PeerID) (*session, string) {
 	if !h.makeRoom(0) && !h.displace("") {
 		return nil, fmt.Sprintf("%d peers are connected and busy", len(h.sessions))
 	}
-	return h.newSession(p), ""
+	return h.newSession(p, nil), ""
 }
 
 // makeRoom ends the longest idle session if there are too many. It reports whether another fits.
@@ -359,13 +363,17 @@ func (h *Hub) greet(ev Message, k link) *session {
 	if p == h.self || h.shut {
 		return refuse(BadName, "it has our own name, or we are closing")
 	}
-	if _, ok := ev.Msg.(*wire.P2PConnect); !ok {
+	connect, ok := ev.Msg.(*wire.P2PConnect)
+	if !ok {
 		// To whoever sends this our session is not the one that it believes to have: let it notice.
 		return refuse(NoConnect, "it did not begin with a connect")
 	}
 	s := h.sessions[p]
 	if s == nil {
 		s = h.awaited(p)
+	}
+	if s.isStale(connect) {
+		return refuse(Stale, "it answers the connect of a session that is over")
 	}
 	if s != nil && s.link.id != 0 {
 		s.end(Replaced, "it has connected anew")
@@ -375,7 +383,7 @@ func (h *Hub) greet(ev Message, k link) *session {
 		if !h.makeRoom(h.cfg.IdleTimeout) && !h.displace(ev.Host) {
 			return refuse(Full, fmt.Sprintf("%d peers are connected already", len(h.sessions)))
 		}
-		s = h.newSession(p)
+		s = h.newSession(p, connect)
 	}
 	s.link, s.host = k, ev.Host
 	h.links[k] = s

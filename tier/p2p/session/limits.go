@@ -35,6 +35,10 @@ const (
 	minStorePause = time.Second
 	maxStorePause = 30 * time.Second
 
+	// probeAfter is how long a peer that owes an answer may say nothing before it is asked for a sign of life, and how
+	// long that may take: as long together as a stock peer waits for a PONG.
+	probeAfter = 5 * time.Second
+
 	// fetchFollows is how long the fetch of a hit may take to follow: an engine asks for it at once, or not at all.
 	fetchFollows = 2 * time.Second
 

@@ -27,7 +27,7 @@ import (
 //	ask <req> <key>…           fetch <req> <job> <key>:<slot>…
 //	supply <req> <job> <key>:<slot>[#<sum>]…               finish <req>
 //	served <lookup> <key>=hit:<pin>:<slot>[#<sum>] | <key>=miss | <key>=later | <key>=pending …
-//	reports | stats | call | changed | shutdown | pending | deadline
+//	reports | stats | mute | call | changed | shutdown | pending | deadline
 //	up <peer> <gen> [<addr>]   down <peer> <gen>   linkend <peer> <link>
 //	admitted <peer> <gen> [failed]                 lost <gen>   torndown <gen>
 //	granted <job>              postfailed <transfer>
@@ -40,6 +40,7 @@ type script struct {
 	out strings.Builder
 	// reports: the typed events are printed too.
 	reports bool
+	mute    bool // peers give no sign of life
 }
 
 func runScript(t *testing.T, path string) {
@@ -88,6 +89,9 @@ func (s *script) line(t *testing.T, line string) {
 		return
 	case f[0] == "reports":
 		s.reports = true
+		return
+	case f[0] == "mute":
+		s.mute = true
 		return
 	case f[0] == "stats":
 		s.stats()
@@ -275,6 +279,10 @@ func (s *script) sleep(d time.Duration) {
 
 func (s *script) step(ev Event) {
 	for _, a := range s.h.Step(s.now, ev) {
+		if p, ok := a.(Probe); ok && !s.mute {
+			defer s.step(Alive(p))
+			continue
+		}
 		if r, ok := a.(Report); ok {
 			if s.reports {
 				fmt.Fprintf(&s.out, "  %s %+v\n", r.Event.Kind(), r.Event)
@@ -362,6 +370,13 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 				m.BaseAddr = n
 			case "instance":
 				m.Extension.Instance = value
+			case "session", "answers":
+				n, _ := strconv.ParseUint(value, 10, 64)
+				if name == "session" {
+					m.Extension.Session = n
+				} else {
+					m.Extension.Answers = n
+				}
 			case "sums":
 				m.Extension.Capabilities = []string{wire.CapP2PSums}
 			case "stock":
@@ -427,6 +442,9 @@ func messageOf(t *testing.T, peer string, f []string) wire.P2PMessage {
 func messageText(m wire.P2PMessage) string {
 	switch m := m.(type) {
 	case *wire.P2PConnect:
+		if m.Extension.Answers != 0 {
+			return fmt.Sprintf("connect, which answers %d", m.Extension.Answers)
+		}
 		return "connect"
 	case *wire.P2PLookup:
 		return fmt.Sprintf("lookup %s %d %v", m.ID, m.Round, m.Keys)
@@ -465,6 +483,8 @@ func actionText(a Action) string {
 		return fmt.Sprintf("to %s (%d): %s", a.Peer, a.Gen, messageText(a.Msg))
 	case Hang:
 		return fmt.Sprintf("hang up %s (%d)", a.Peer, a.Gen)
+	case Probe:
+		return fmt.Sprintf("probe %s (%d)", a.Peer, a.Gen)
 	case DropLink:
 		return fmt.Sprintf("drop link %s#%d", a.Identity, a.Link)
 	case Admit:

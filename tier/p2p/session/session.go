@@ -37,20 +37,22 @@ type session struct {
 	badKeys                  int
 	offers                   bool // it has offered blocks to us, a store
 	queued                   []wire.P2PMessage
+	silence                  silence
 
 	client clientRole
 	server serverRole
 }
 
-// newSession dials a peer. Our connect is the first message.
-func (h *Hub) newSession(p PeerID) *session {
+// newSession dials a peer. Our connect is the first message; it says which connect of the peer's it answers,
+// if any.
+func (h *Hub) newSession(p PeerID, answers *wire.P2PConnect) *session {
 	h.lastGen++
 	s := &session{h: h, peer: p, gen: h.lastGen, began: h.now, active: h.now}
 	s.client.init(s)
 	s.server.init(s)
 	h.sessions[p] = s
 	begin := func() {
-		local := h.cfg.Local
+		local := h.hello(s, answers)
 		h.emit(Dial{Peer: p, Gen: s.gen})
 		s.sendNow(&local)
 		s.dialled = true
@@ -68,6 +70,27 @@ func (h *Hub) newSession(p PeerID) *session {
 	}
 	s.handshake = h.after(h.cfg.HandshakeTimeout, func() { s.lost(Handshake, "no handshake in time") })
 	return s
+}
+
+// hello is our connect for a session.
+func (h *Hub) hello(s *session, answers *wire.P2PConnect) wire.P2PConnect {
+	m := h.cfg.Local
+	if m.Extension == nil {
+		return m
+	}
+	ext := *m.Extension
+	ext.Session = uint64(s.gen)
+	if answers != nil && answers.Extension != nil {
+		ext.Answers = answers.Extension.Session
+	}
+	m.Extension = &ext
+	return m
+}
+
+// isStale reports whether a connect answers that of another session than s, which may be nil: of one that has ended
+// here, which its sender does not know yet.
+func (s *session) isStale(m *wire.P2PConnect) bool {
+	return m.Extension != nil && m.Extension.Answers != 0 && (s == nil || m.Extension.Answers != uint64(s.gen))
 }
 
 // ready reports whether both sides have admitted each other.
@@ -102,6 +125,7 @@ func (s *session) send(m wire.P2PMessage) {
 // receive handles one message, or what could not be read.
 func (s *session) receive(m wire.P2PMessage, err error) {
 	s.active = s.h.now
+	s.silence.heard(s.h.now)
 	switch {
 	case errors.Is(err, wire.ErrP2PIgnored):
 		s.h.note(s.peer, "message_ignored", "%v", err)
@@ -286,6 +310,7 @@ func (s *session) end(reason Reason, why string) {
 		}
 	}
 	h.stop(s.handshake)
+	h.stop(s.silence.timer)
 	h.note(s.peer, "session_ended", "%s", why)
 	h.count(s.peer, func(c *Counts) {
 		c.SessionsEnded++

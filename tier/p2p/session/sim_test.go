@@ -184,6 +184,8 @@ func (n *simNode) act(a Action) {
 			}
 			c.queue = append(c.queue, m)
 		}
+	case Probe: // a connection that is cut is noticed otherwise
+		n.todo = append(n.todo, Alive(a))
 	case Hang:
 		if c := n.conns[a.Gen]; c != nil {
 			c.hung = true

@@ -12,6 +12,7 @@ type Reason string
 
 const (
 	Lost      Reason = "lost"      // the connection, or the agent's, is gone
+	Silent    Reason = "silent"    // nothing came from it for long, although it was asked
 	Goodbye   Reason = "goodbye"   // the peer has disconnected
 	Handshake Reason = "handshake" // not finished in time
 	Protocol  Reason = "protocol"  // the peer broke it
@@ -26,6 +27,7 @@ const (
 	Full      Reason = "full"      // no place
 	BadName   Reason = "name"      // its name cannot be dialled, or is ours
 	NoConnect Reason = "no_connect"
+	Stale     Reason = "stale" // its connect answers that of an earlier session
 )
 
 // Counts are what has happened with one peer, or with all. They only grow.
