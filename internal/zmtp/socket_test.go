@@ -409,6 +409,28 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
+// A PING on demand is answered whether or not anybody receives, binds the peer to no TTL, and is the only one.
+func TestPingOnDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, Options{})
+		defer g.close()
+		pongs := 0
+		d := dialDealer(t, g, Options{Identity: "asks", OnPong: func() { pongs++ }})
+		for want := 1; want <= 2; want++ {
+			if !d.Ping() {
+				t.Fatal("a peer of ZMTP 3.1 cannot be asked")
+			}
+			synctest.Wait()
+			if time.Sleep(time.Hour); pongs != want || d.Err() != nil {
+				t.Fatalf("%d answers to %d PINGs; ended: %v", pongs, want, d.Err())
+			}
+		}
+		d.Close()
+		synctest.Wait()
+		d.Ping()
+	})
+}
+
 // The TTL of the latest PING counts, any traffic renews it, and 0 lifts it.
 func TestPingTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -211,6 +211,7 @@ func (s *script) stats() {
 }
 
 func (s *script) fresh(t *testing.T, options []string) {
+	s.mute = false
 	cfg := Config{Local: testConnect("me:1"), Revocable: true}
 	for _, o := range options {
 		name, value, _ := strings.Cut(o, "=")
