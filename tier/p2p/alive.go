@@ -19,8 +19,8 @@ func heartbeat(every time.Duration) zmtp.Heartbeat {
 }
 
 // watch has the kernel find out when a peer's host is gone: it probes a silent connection, and ends
-// one on which sent bytes stay unacknowledged. A process that stands still on a living host is not found:
-// whoever waits for it has deadlines. Connections that are not TCP are left as they are.
+// one on which sent bytes stay unacknowledged. A process that stands still on a living host is found when it
+// owes something, by a PING (session.Probe). Connections that are not TCP are left as they are.
 func watch(c net.Conn) {
 	tc, ok := c.(*net.TCPConn)
 	if !ok {

@@ -36,7 +36,7 @@ type Config struct {
 	// HashSeed of the block hashes. Required.
 	HashSeed string
 	// Instance is random for each process start, and equal for all ranks of one engine: they go
-	// together. Required. HostID is equal for nodes that share a kernel; "" unknown.
+	// together. It is secret: no peer is told. Required. HostID is equal for nodes that share a kernel; "" unknown.
 	Instance, HostID string
 
 	// Store is a peer, "host:port", that keeps blocks for others: it is offered every block that is

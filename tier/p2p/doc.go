@@ -15,7 +15,7 @@
 // The loop; one that receives from the ROUTER; for each peer one that dials and sends; for each
 // admission that may take long one, several at once where the agent allows. Close ends all of them.
 // With sessions open and nothing to do, nobody wakes: the kernel watches for hosts that are gone, and PINGs
-// are sent only if wanted (Config.PingEvery). Stock peers send theirs every two seconds, which are answered.
+// are sent only to a peer that owes an answer and is silent, or if wanted (Config.PingEvery). Stock peers send theirs every two seconds, which are answered.
 //
 // # A peer's blocks
 //

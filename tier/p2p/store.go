@@ -43,7 +43,7 @@ func (t *Tier) storeSource() *tier.Source {
 		return nil
 	}
 	t.mu.storeIDs++
-	return Peer{ID: session.PeerID(t.cfg.Store)}.Source(t.cfg.Instance + "-" + strconv.FormatUint(t.mu.storeIDs, 10))
+	return Peer{ID: session.PeerID(t.cfg.Store)}.Source(t.ownID + "-" + strconv.FormatUint(t.mu.storeIDs, 10))
 }
 
 func (t *Tier) setStore(up bool) {

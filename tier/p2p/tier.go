@@ -2,6 +2,8 @@ package p2p
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net"
 	"runtime"
@@ -31,6 +33,7 @@ type Tier struct {
 	admission chan struct{} // cap 1; nil when the agent admits several peers at once
 	asked     chan chan session.Stats
 	checking  chan struct{} // places for goroutines that read blocks
+	ownID     string        // what ids of our own begin with: nobody else's do
 
 	mu struct {
 		sync.Mutex
@@ -85,6 +88,8 @@ func New(cfg Config) (*Tier, error) {
 		t.admission = make(chan struct{}, 1)
 	}
 	t.mu.views = map[kv.RequestID]*view{}
+	sum := sha256.Sum256([]byte("requests of " + cfg.Instance))
+	t.ownID = hex.EncodeToString(sum[:8])
 	return t, nil
 }
 

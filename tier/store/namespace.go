@@ -241,7 +241,7 @@ func (n *namespace) touch(used bool) bool {
 
 func (n *namespace) begin(f fetch) bool {
 	return n.blocks.Begin(tier.Request{
-		ID: f.req, Source: f.batch.Peer.Source(n.s.cfg.Instance + "-" + string(f.req)),
+		ID: f.req, Source: f.batch.Peer.Source(n.s.cfg.Name + "-" + string(f.req)),
 		LoadOnlyFrom: []string{n.peers.Name()}, Through: true,
 	}) == nil
 }

@@ -10,7 +10,8 @@ import (
 
 // Config of a Hub. Zero durations and counts mean the defaults.
 type Config struct {
-	// Local is what this node says of itself: its name, memory, facts and agents.
+	// Local is what this node says of itself: its name, memory, facts and agents. The extension's instance is a
+	// secret, of which each peer is told something else.
 	Local wire.P2PConnect
 	// Store is a peer to offer what this node computes, and to ask when a request names no source; "": none.
 	Store PeerID

@@ -19,14 +19,16 @@
 //	   │ <────────────────────────────── transfer_done, sums │ pins go when the agent has stopped
 //	   │ revoke; the blocks are ready                        │
 //
+// A server keeps only so much for one client; the rest of a long prompt is asked for in later rounds (later.go).
+//
 // A prefilling server is not asked first: the fetch waits there for what it computes (Supply).
 //
 // A peer that is a store is offered blocks, which it then fetches as above; see store.go.
 //
 // # What ends what
 //
-//   - A lookup without an answer, and a fetch without an end, fail by their deadlines; a failure is a
-//     miss, and the engine computes.
+//   - A lookup without an answer, and a fetch without an end, fail by their deadlines, and with a peer that gives
+//     no sign of life; a failure is a miss, and the engine computes.
 //   - The slots of a failed fetch are free when nobody can write them any more: at once where the
 //     grant can be revoked, else when the peer confirms or its agent's connection is gone (TornDown).
 //     No timer ever frees them.

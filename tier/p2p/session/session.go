@@ -1,6 +1,9 @@
 package session
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -79,7 +82,7 @@ func (h *Hub) hello(s *session, answers *wire.P2PConnect) wire.P2PConnect {
 		return m
 	}
 	ext := *m.Extension
-	ext.Session = uint64(s.gen)
+	ext.Session, ext.Instance = uint64(s.gen), instanceFor(ext.Instance, s.peer)
 	if answers != nil && answers.Extension != nil {
 		ext.Answers = answers.Extension.Session
 	}
@@ -285,6 +288,14 @@ func (s *session) lost(reason Reason, why string) {
 			}
 		}
 	})
+}
+
+// instanceFor is what a process says of itself to one peer: to that one the same for all its ranks, and nothing that
+// another peer could say in its place. Else who is told it could end, by going, sessions of others.
+func instanceFor(secret string, p PeerID) string {
+	sum := hmac.New(sha256.New, []byte(secret))
+	_, _ = sum.Write([]byte(p)) // it never fails
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // instance names the peer's process; "" when it is not known.
