@@ -1,8 +1,10 @@
 package tier
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -97,6 +99,9 @@ func (t *Manager) Begin(req Request) error {
 	if t.mu.closed {
 		return ErrClosed
 	}
+	if !t.mu.m.Room(req.ID) { // no tier hears of it, as none will hear of its end
+		return fmt.Errorf("cpu tier: request %s is known already, or there are %d", req.ID, core.MaxRequests)
+	}
 	interests := make([]Interest, len(t.cfg.Secondaries))
 	for i, s := range t.cfg.Secondaries {
 		interests[i] = s.Begin(req)
@@ -105,9 +110,7 @@ func (t *Manager) Begin(req Request) error {
 		spec.NoStore = append(spec.NoStore, !interests[i].Store)
 		spec.Whole = append(spec.Whole, interests[i].Whole)
 	}
-	if !t.mu.m.Begin(req.ID, spec) {
-		return fmt.Errorf("cpu tier: request %s is known already, or there are %d", req.ID, core.MaxRequests)
-	}
+	t.mu.m.Begin(req.ID, spec)
 	return nil
 }
 
@@ -307,6 +310,13 @@ func (h *host) Serve(keys []core.Key, most int) (out []core.Served) {
 		out = make([]core.Served, len(keys))
 	}
 	return out
+}
+
+func (h *host) Recent(most int) []core.Key {
+	var ranks map[core.Key]uint64
+	h.t.do(func(m *core.Machine) { ranks = m.Recent() })
+	keys := slices.SortedFunc(maps.Keys(ranks), func(a, b core.Key) int { return cmp.Compare(ranks[b], ranks[a]) })
+	return keys[:min(most, len(keys))]
 }
 
 func (h *host) Unpin(pins []core.PinID) { h.t.do(func(m *core.Machine) { m.Unpin(pins) }) }

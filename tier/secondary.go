@@ -77,6 +77,8 @@ type Host interface {
 	// for it; Unpin gives pins back.
 	Serve(keys []core.Key, most int) []core.Served
 	Unpin([]core.PinID)
+	// Recent gives the keys of at most so many blocks in memory, those first that are evicted last.
+	Recent(most int) []core.Key
 	// Wake says that Probe may answer otherwise than before.
 	Wake()
 }

@@ -375,6 +375,27 @@ func (e *engine) wait(req kv.RequestID, k core.Key) core.Verdict {
 	return core.Miss
 }
 
+// countedTier counts the requests that it is told of.
+type countedTier struct {
+	*fs.Tier
+	begun int
+}
+
+func (c *countedTier) Begin(r tier.Request) tier.Interest {
+	c.begun++
+	return c.Tier.Begin(r)
+}
+
+// A request that is refused is told to no tier, as none will hear of its end.
+func TestRefusedRequestIsNotBegun(t *testing.T) {
+	behind := &countedTier{Tier: files(t, t.TempDir())}
+	e := newEngine(t, make([]byte, blockLen), behind)
+	e.begin(tier.Request{ID: "r"})
+	if err := e.m.Begin(tier.Request{ID: "r"}); err == nil || behind.begun != 1 {
+		t.Errorf("a second r: %v; its tier was told of %d", err, behind.begun)
+	}
+}
+
 type brokenTier struct{ *fs.Tier }
 
 func (brokenTier) Name() string          { return "broken" }

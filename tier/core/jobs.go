@@ -24,6 +24,17 @@ func (m *Machine) Use(keys []Key) (JobID, []Slot, bool) {
 // more requests can share, is evicted after its end.
 func (m *Machine) Touch(keys []Key) { m.pool.touch(keys) }
 
+// Recent gives the keys of ready blocks, each with a number that is the higher the later it is evicted.
+func (m *Machine) Recent() map[Key]uint64 {
+	out := make(map[Key]uint64, len(m.pool.index))
+	for k, b := range m.pool.index {
+		if b.state == ready {
+			out[k] = b.rank
+		}
+	}
+	return out
+}
+
 // EndUse ends a Use.
 func (m *Machine) EndUse(id JobID) {
 	if j := m.shut(id, jobUse); j != nil {

@@ -122,9 +122,14 @@ func (m *Machine) Changed() bool {
 	return c
 }
 
-// Begin makes a request known. It reports false when there are too many, or for one that is there.
+// Room reports whether a request can begin: it is not there yet, and there are not too many.
+func (m *Machine) Room(req kv.RequestID) bool {
+	return m.requests[req] == nil && len(m.requests) < MaxRequests
+}
+
+// Begin makes a request known. It reports false if there is no Room.
 func (m *Machine) Begin(req kv.RequestID, spec RequestSpec) bool {
-	if m.requests[req] != nil || len(m.requests) >= MaxRequests {
+	if !m.Room(req) {
 		return false
 	}
 	m.requests[req] = &request{spec: spec}

@@ -76,6 +76,7 @@ func (h *fakeHost) StoreEnded(id core.JobID, ok bool) {
 }
 
 func (h *fakeHost) LoadStopped(core.JobID)              { panic("not for files") }
+func (h *fakeHost) Recent(int) []core.Key               { panic("not for files") }
 func (h *fakeHost) Serve([]core.Key, int) []core.Served { panic("not for files") }
 func (h *fakeHost) Unpin([]core.PinID)                  { panic("not for files") }
 func (h *fakeHost) Wake()                               {}

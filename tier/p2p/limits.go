@@ -46,6 +46,10 @@ const (
 	// is the engine's.
 	checkShareDiv = 2
 
+	// offeredAgain bounds the blocks that are offered to a store that has come back: what it takes of one peer's
+	// offers at a time.
+	offeredAgain = 2048
+
 	// waitingPosts bounds the transfers that wait for a place in the agent.
 	waitingPosts = 4096
 )

@@ -204,6 +204,9 @@ func (l *loop) act(a session.Action) {
 		t.host.Unpin(a.Pins)
 	case session.StoreUp:
 		t.setStore(a.Up)
+		if a.Up { // what was computed meanwhile, or before this process knew it
+			l.next = append(l.next, session.Offer{Keys: t.host.Recent(offeredAgain)})
+		}
 	case session.Offered:
 		t.cfg.Offers.Offered(Peer{a.Peer, a.Gen}, a.Keys)
 	case session.OffersEnded:

@@ -2,6 +2,7 @@ package p2p
 
 import (
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -127,6 +128,41 @@ func TestAwayStoreIsNotWaitedFor(t *testing.T) {
 	n.compute("r", keys(0, 3))
 	n.m.Finish("r")
 	n.quiet() // no store job waits either
+}
+
+// What was computed while the store was away is offered when it has come, if it is still there.
+func TestStoreIsOfferedWhatItMissed(t *testing.T) {
+	fabric := local.New(local.Config{})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := ln.Addr().String()
+	_ = ln.Close() // away
+	a := newNode(t, fabric, func(c *Config) { c.Store = name })
+	a.have(keys(0, 4))
+	a.noted("session_ended", "no connection")
+	if ln, err = net.Listen("tcp", name); err != nil {
+		t.Skip("the port is somebody else's now: ", err)
+	}
+	ag, err := fabric.Agent(agent.Name(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGreedy()
+	nodeOn(t, ln, ag, func(c *Config) { c.Offers = g })
+	for i := 0; !a.tier.StoreUp(); i++ { // each request calls it, after its pause
+		id := kv.RequestID("call-" + strconv.Itoa(i))
+		a.begin(tier.Request{ID: id})
+		a.m.Finish(id)
+		time.Sleep(10 * time.Millisecond)
+	}
+	g.wait(t, "offer", func() bool { return len(g.mu.offers) == 4 })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if want := []core.Key{key(0), key(1), key(2), key(3)}; !slices.Equal(g.mu.offers, want) {
+		t.Errorf("offered: %x", g.mu.offers)
+	}
 }
 
 // Two tiers with other facts behind one port: each peer comes to its own, one with a third is refused.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvferry/kvferry/wire"
@@ -36,16 +37,24 @@ func factsOf(c *wire.P2PConnect) (Facts, string) {
 	return Facts{c.Fingerprint, c.HashSeed, int(c.BlockLen)}, ""
 }
 
+// idLen is how many bytes of a hash name a namespace. That two have one name costs the second its files, not
+// more: the whole of the facts is in each.
+const idLen = 8
+
 // ID is a short name of the facts: 16 hexadecimal digits.
 func (f Facts) ID() string {
 	sum := sha256.Sum256([]byte(f.text()))
-	return hex.EncodeToString(sum[:8])
+	return hex.EncodeToString(sum[:idLen])
 }
 
 // text is the facts as package fs wants them.
 func (f Facts) text() string { return fmt.Sprintf("%q %q %d", f.Fingerprint, f.HashSeed, f.BlockLen) }
 
-const recordName = "namespace.json"
+const (
+	recordName = "namespace.json"
+	// removedSuffix ends the name of a namespace's folder that is being deleted.
+	removedSuffix = ".removed"
+)
 
 // record writes the facts beside their blocks, whole or not at all.
 func record(dir string, f Facts) error {
@@ -107,6 +116,12 @@ func readRecords(folder string, odd func(path string, err error)) ([]recorded, e
 			odd(dir, errors.New("not a folder"))
 			continue
 		}
+		if isRemoved(e.Name()) {
+			if err := os.RemoveAll(dir); err != nil {
+				return nil, fmt.Errorf("finish the removal of a namespace: %w", err)
+			}
+			continue
+		}
 		r, err := readRecord(filepath.Join(dir, recordName))
 		if err == nil && r.facts.ID() != e.Name() {
 			err = errors.New("its record is of another namespace")
@@ -119,6 +134,13 @@ func readRecords(folder string, odd func(path string, err error)) ([]recorded, e
 	}
 	slices.SortStableFunc(out, func(a, b recorded) int { return b.used.Compare(a.used) })
 	return out, nil
+}
+
+// isRemoved reports whether a folder is a namespace's whose removal was not finished.
+func isRemoved(name string) bool {
+	id, ok := strings.CutSuffix(name, removedSuffix)
+	b, err := hex.DecodeString(id)
+	return ok && err == nil && len(b) == idLen
 }
 
 func readRecord(path string) (r recorded, err error) {

@@ -24,6 +24,7 @@ type Store struct {
 	mu struct {
 		sync.Mutex
 		table   []*namespace // by place; nil: free
+		leaving map[Facts]struct{}
 		refused uint64
 		closed  bool
 	}
@@ -37,7 +38,7 @@ func New(cfg Config) (*Store, error) {
 	cfg.Namespaces = cmp.Or(cfg.Namespaces, 1)
 	cfg.Unused = cmp.Or(cfg.Unused, DefaultUnused)
 	s := &Store{cfg: cfg}
-	s.mu.table = make([]*namespace, cfg.Namespaces)
+	s.mu.table, s.mu.leaving = make([]*namespace, cfg.Namespaces), map[Facts]struct{}{}
 	front, err := p2p.NewFront(p2p.FrontConfig{Listener: cfg.Listener, Route: s.route, OnRefused: s.refused, PingEvery: cfg.PingEvery})
 	if err != nil {
 		return nil, err
@@ -101,13 +102,22 @@ func (s *Store) leave(n *namespace) {
 	}
 }
 
-// remove deletes the files of a namespace that is not open.
+// remove deletes the files of a namespace that is not open. Its folder has another name first: what is left of
+// it after a crash is known for what it is.
 func (s *Store) remove(f Facts, why string) error {
 	if s.cfg.Folder == "" {
 		return nil
 	}
 	s.note(Note{What: "namespace_removed", Namespace: f.ID(), Bad: true, Text: "its files are deleted: " + why})
-	return os.RemoveAll(filepath.Join(s.cfg.Folder, f.ID()))
+	dir := filepath.Join(s.cfg.Folder, f.ID())
+	gone := dir + removedSuffix
+	if err := os.RemoveAll(gone); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(gone)
 }
 
 // route finds or makes the namespace of a peer. It is called on the Front's goroutine.
@@ -126,6 +136,9 @@ func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
 			return n.port, ""
 		}
 	}
+	if _, ok := s.mu.leaving[f]; ok {
+		return nil, "the files of its model are being deleted; it may come again"
+	}
 	if share := s.cfg.Size / int64(s.cfg.Namespaces); int64(f.BlockLen) > share {
 		return nil, fmt.Sprintf("its blocks have %d bytes, a namespace of the store %d", f.BlockLen, share)
 	}
@@ -134,6 +147,9 @@ func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
 		return nil, fmt.Sprintf("its model facts are others than those of all %d namespaces, which are in use; allow the store more of them", s.cfg.Namespaces)
 	}
 	old := s.mu.table[place]
+	if old != nil {
+		s.mu.leaving[old.facts] = struct{}{}
+	}
 	n := s.newNamespace(f, place)
 	s.mu.table[place] = n
 	s.opening.Go(func() { s.replace(old, n) })
@@ -163,6 +179,9 @@ func (s *Store) replace(old, n *namespace) {
 	if old != nil {
 		old.note("namespace_replaced", false, "", "no engine has used it for %v; its place goes to %s", s.cfg.Unused, n.facts.ID())
 		err = errors.Join(old.close(), s.remove(old.facts, "another namespace has its place"))
+		s.mu.Lock()
+		delete(s.mu.leaving, old.facts)
+		s.mu.Unlock()
 	}
 	if err == nil {
 		err = n.open()

@@ -460,6 +460,26 @@ func TestDrain(t *testing.T) {
 	r.await("offers", func() bool { return r.store.Stats().Namespaces[0].Intake.Dropped == 5 })
 }
 
+// A removal that a crash has interrupted is finished at the next start.
+func TestRemovalIsFinished(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, Facts{"m", "s", 1}.ID()+removedSuffix)
+	if err := os.MkdirAll(filepath.Join(left, "0123456789abcdef", "00"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "mine"+removedSuffix), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := newRack(t)
+	r.open(func(c *Config) { c.Folder, c.FolderSize = dir, 1<<20 })
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 || entries[0].Name() != "mine"+removedSuffix {
+		t.Errorf("left: %v", entries)
+	}
+	if n := r.noted("folder_foreign"); len(n) != 1 {
+		t.Errorf("told: %+v", n)
+	}
+}
+
 // Folders that are no namespace are told and left alone.
 func TestForeignFolders(t *testing.T) {
 	dir := t.TempDir()

@@ -125,6 +125,8 @@ func (h *Hub) handle(ev Event) {
 		h.supply(ev)
 	case Call:
 		h.callStore()
+	case Offer:
+		h.offer(ev.Keys)
 	case Finish:
 		h.finish(ev.Req)
 	case Served:

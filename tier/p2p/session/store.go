@@ -20,8 +20,8 @@ import (
 //	   │ lookup… of a request without a source   │
 //	   │ ──────────────────────────────────────> │
 //
-// Nothing waits for a store: what is not offered while it is away is not kept, and requests ask it
-// only while a session with it is open.
+// Nothing waits for a store: what is not offered while it is away is offered when it is back, if it is still in
+// memory, and requests ask it only while a session with it is open.
 type ownStore struct {
 	up    bool          // the session is open
 	pause time.Duration // between the last session's end and the next dial
@@ -121,7 +121,11 @@ func (s *session) storeEnded(wasStore bool) {
 // Call asks for a session with this node's store, if there is none.
 type Call struct{}
 
-func (Call) event() {}
+// Offer offers the store blocks that are in this node's memory: when it has come back.
+type Offer struct{ Keys []core.Key }
+
+func (Call) event()  {}
+func (Offer) event() {}
 
 type (
 	// StoreUp says whether this node's store can be asked.
