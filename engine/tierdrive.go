@@ -65,6 +65,7 @@ type look struct {
 	core.TierLook
 	keys  []tiercore.Key
 	since time.Time
+	come  int // of the first keys, as was told
 }
 
 func newTierDriver(blockSize int, log *slog.Logger) *tierDriver {
@@ -151,7 +152,11 @@ func (d *tierDriver) try(l *look) bool {
 	if i := slices.Index(verdicts, tiercore.Miss); i >= 0 {
 		verdicts, l.keys = verdicts[:i], l.keys[:i]
 	}
-	if slices.Contains(verdicts, tiercore.Pending) {
+	if i := slices.IndexFunc(verdicts, func(v tiercore.Verdict) bool { return v != tiercore.Hit }); i >= 0 {
+		if i > l.come {
+			l.come = i
+			d.events.put(tierEvent{event: core.TierProgress{Ticket: l.Ticket, Blocks: i}})
+		}
 		return false
 	}
 	d.events.put(tierEvent{event: core.TierFound{Ticket: l.Ticket, Blocks: len(l.keys)}})

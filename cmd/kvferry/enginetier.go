@@ -27,7 +27,7 @@ func (f *tierFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.P2PStore, "p2p-store", "", "`HOST:PORT` of a store: it is offered the blocks that are kept here, and asked for those of requests that name no source")
 	fl.StringVar(&f.cfg.HashSeed, "hash-seed", engine.DefaultHashSeed, "`SEED` of block hashes; engines with different ones share no blocks")
 	fl.StringSliceVar(&f.faults, "inject-tier-fault", nil, "damage blocks of the CPU tier, for testing: flip-bit, zero-block, torn-block: each is found and computed anew; unseen comes before the checksum and is not")
-	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its blocks before it is computed; default: 60s")
+	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its next block before the rest is computed; default: 60s")
 }
 
 // config is the tier's part of an engine's configuration.

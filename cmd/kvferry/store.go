@@ -105,7 +105,7 @@ func (f *storeFlags) check() error {
 }
 
 // agentOf makes the agent of the n-th namespace.
-func (f *storeFlags) agentOf(instance string, log *slog.Logger) func(n int) (agent.Agent, error) {
+func (f *storeFlags) agentOf(id string, log *slog.Logger) func(n int) (agent.Agent, error) {
 	var made atomic.Int64 // agents of one place follow each other, and peers may still know the earlier one's name
 	return func(n int) (agent.Agent, error) {
 		host, port, _ := net.SplitHostPort(f.agentListen) // check has looked
@@ -113,7 +113,7 @@ func (f *storeFlags) agentOf(instance string, log *slog.Logger) func(n int) (age
 			port = strconv.Itoa(p + n)
 		}
 		return choose.New(choose.Config{
-			Name:      agent.Name(fmt.Sprintf("store-%s-%d-%d", instance, n, made.Add(1))),
+			Name:      agent.Name(fmt.Sprintf("store-%s-%d-%d", id, n, made.Add(1))),
 			Transport: f.transport, Listen: net.JoinHostPort(host, port), AdvertiseHost: f.advertiseHost, Log: log,
 		})
 	}
@@ -160,12 +160,12 @@ func (f *storeFlags) open(log *slog.Logger) (*store.Store, string, error) {
 		host = f.advertiseHost
 	}
 	name := net.JoinHostPort(host, strconv.Itoa(ln.Addr().(*net.TCPAddr).Port))
-	var id [8]byte
+	var id, secret [8]byte
 	_, _ = rand.Read(id[:]) // never fails
-	instance := hex.EncodeToString(id[:])
+	_, _ = rand.Read(secret[:])
 	s, err := store.New(store.Config{
 		Listener: ln, Name: name, Size: int64(f.size), Namespaces: f.namespaces, Folder: f.folder, FolderSize: int64(f.fsSize),
-		Agent: f.agentOf(instance, log), Instance: instance, HostID: choose.HostID(),
+		Agent: f.agentOf(hex.EncodeToString(id[:]), log), Instance: hex.EncodeToString(secret[:]), HostID: choose.HostID(),
 		OnNote: func(n store.Note) { logStoreNote(log, n) },
 	})
 	if err != nil {

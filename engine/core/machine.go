@@ -124,6 +124,8 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		m.giveUpReset(e.Ticket)
 	case TierFound:
 		m.tierFound(e)
+	case TierProgress:
+		m.tierProgress(now, e)
 	case TierLoaded:
 		m.tierLoaded(e)
 	case TierStored:

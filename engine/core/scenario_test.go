@@ -199,13 +199,13 @@ func (s *scenario) line(t *testing.T, line string) {
 		s.step(t, GiveUpReset{Ticket: ticket})
 	case "drain":
 		s.step(t, Drain{})
-	case "found", "loaded", "stored": // ticket, blocks
+	case "found", "progress", "loaded", "stored": // ticket, blocks
 		var ticket uint64
 		var n int
 		fmt.Sscan(opt["ticket"], &ticket)
 		fmt.Sscan(opt["blocks"], &n)
 		s.step(t, map[string]Event{
-			"found": TierFound{Ticket: ticket, Blocks: n}, "loaded": TierLoaded{Ticket: ticket, Blocks: n}, "stored": TierStored{Ticket: ticket},
+			"found": TierFound{Ticket: ticket, Blocks: n}, "progress": TierProgress{Ticket: ticket, Blocks: n}, "loaded": TierLoaded{Ticket: ticket, Blocks: n}, "stored": TierStored{Ticket: ticket},
 		}[fields[0]])
 	case "refuse":
 		s.conn.refuse = &connector.Error{Request: id, Phase: connector.PhaseParams, Reason: "remote_host is missing"}

@@ -70,6 +70,11 @@ type (
 		Ticket uint64
 		Blocks int
 	}
+	// TierProgress says that the first Blocks keys of a TierLook have come, and more may: the request waits on.
+	TierProgress struct {
+		Ticket uint64
+		Blocks int
+	}
 	// TierLoaded ends a TierLoad: the first Blocks blocks are whole, and nobody writes any of them
 	// any more.
 	TierLoaded struct {
@@ -80,7 +85,8 @@ type (
 	TierStored struct{ Ticket uint64 }
 )
 
-func (TierFound) coreEvent()  {}
+func (TierFound) coreEvent()    {}
+func (TierProgress) coreEvent() {}
 func (TierLoaded) coreEvent() {}
 func (TierStored) coreEvent() {}
 
@@ -89,6 +95,7 @@ type tiered struct {
 	seq     uint64 // 0: the tier does not know the request
 	look    uint64 // ticket of the answer that it waits for; 0: none
 	until   time.Time
+	have    int // blocks in the pool when it was looked for the rest
 	found   int    // blocks from the first on that are in the pool or the tier, as far as was known
 	stored  int    // first blocks that the tier was given or need not be given
 	loading uint64 // ticket
@@ -139,7 +146,7 @@ func (m *Machine) tierLook(now time.Time, r *request) {
 		return
 	}
 	keys := m.hashTo(r, limit)[have:]
-	r.tier.look, r.tier.found, r.tier.until = m.nextTicket(), have, now.Add(m.cfg.TierTimeout)
+	r.tier.look, r.tier.have, r.tier.found, r.tier.until = m.nextTicket(), have, have, now.Add(m.cfg.TierTimeout)
 	m.tier.looking = append(m.tier.looking, r)
 	m.stats.TierQueries += uint64(len(keys) * m.cfg.BlockSize)
 	m.do(TierLook{Seq: r.tier.seq, Ticket: r.tier.look, Keys: slices.Clone(keys)})
@@ -152,8 +159,19 @@ func (m *Machine) tierFound(e TierFound) {
 		return // it has ended, or waited long enough
 	}
 	r := m.tier.looking[i]
-	r.tier.found += e.Blocks
+	r.tier.found = r.tier.have + e.Blocks
 	m.tierLooked(i)
+}
+
+// tierProgress renews a request's patience: it bounds silence. What has come is used if the rest does not.
+func (m *Machine) tierProgress(now time.Time, e TierProgress) {
+	i := slices.IndexFunc(m.tier.looking, func(r *request) bool { return r.tier.look == e.Ticket })
+	if i < 0 {
+		return
+	}
+	r := m.tier.looking[i]
+	r.tier.found, r.tier.until = r.tier.have+e.Blocks, now.Add(m.cfg.TierTimeout)
+	m.tier.looking = append(slices.Delete(m.tier.looking, i, i+1), r)
 }
 
 func (m *Machine) tierLooked(i int) {
@@ -161,7 +179,7 @@ func (m *Machine) tierLooked(i int) {
 	m.tier.looking = slices.Delete(m.tier.looking, i, i+1)
 }
 
-// tierExpire ends the waits that are over: what the tier has not said by now is computed.
+// tierExpire ends the waits that are over: what has not come by now is computed.
 func (m *Machine) tierExpire(now time.Time) {
 	for len(m.tier.looking) > 0 && !now.Before(m.tier.looking[0].tier.until) {
 		r := m.tier.looking[0]

@@ -26,7 +26,8 @@ type Config struct {
 	ParkTimeout time.Duration
 	// Tier: blocks are looked for in a CPU tier and given to it.
 	Tier bool
-	// TierTimeout is how long a request waits for the tier to say what it has; then it is computed.
+	// TierTimeout is how long a request waits for the tier to say what it has, or for a next block of it; then the
+	// rest is computed.
 	// It must be positive with Tier.
 	TierTimeout time.Duration
 	// HashSeed enters every block hash: engines with different seeds share no blocks.
