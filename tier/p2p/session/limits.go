@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvferry/kvferry/wire"
+)
 
 const (
 	// maxTransactions bounds the ids of one session that this node asks under, with those that wait for
@@ -8,6 +12,9 @@ const (
 	maxTransactions = 4096
 	// maxLookups bounds the lookups of one peer that wait for an answer; more are answered with misses.
 	maxLookups = 256
+	// maxKeys bounds the keys in one peer's lookups that wait for an answer, and in its fetches that are not over: two of
+	// the largest messages. More lookups are answered with misses, more fetches refused.
+	maxKeys = 2 * wire.MaxP2PKeys
 	// maxRounds bounds a peer's rounds with something to write or to wait for.
 	maxRounds = 4096
 	// maxExpired bounds the rounds remembered whose pins were given back.

@@ -31,7 +31,7 @@ func (r *serverRole) onLookup(m *wire.P2PLookup) {
 	}
 	k := roundKey{m.ID, m.Round}
 	delete(r.expired, k) // it begins anew
-	if len(r.lookups) >= maxLookups || len(r.rounds) >= maxRounds {
+	if len(r.lookups) >= maxLookups || r.asked+len(m.Keys) > maxKeys || len(r.rounds) >= maxRounds {
 		r.s.send(&wire.P2PLookupResp{ID: m.ID, Keys: m.Keys, Hits: make([]bool, len(m.Keys))})
 		return
 	}
@@ -49,6 +49,7 @@ func (r *serverRole) onLookup(m *wire.P2PLookup) {
 		l.missing = append(l.missing, key)
 	}
 	r.lookups[l.no], h.lookups[l.no] = l, l
+	r.asked += len(l.keys)
 	l.deadline = h.after(h.cfg.PendingTimeout, func() {
 		l.expired = true
 		if !l.serving {
@@ -190,6 +191,7 @@ func (l *lookup) end() {
 	h.stop(l.deadline)
 	delete(h.lookups, l.no)
 	delete(l.by.lookups, l.no)
+	l.by.asked -= len(l.keys)
 }
 
 // byAge is the peer's lookups, oldest first.

@@ -18,6 +18,8 @@ type serverRole struct {
 	rounds  map[roundKey]*round
 	lookups map[uint64]*lookup
 	pins    int // supplies from lookups that it holds
+	asked   int // keys in lookups
+	wanted  int // keys in rounds that were fetched
 	// expired remembers rounds whose pins were given back, oldest first.
 	expired      map[roundKey]struct{}
 	expiredOrder []roundKey
@@ -131,6 +133,7 @@ func (r *serverRole) onFetch(m *wire.P2PFetch) {
 	}
 	x.fetched, x.remaining, x.grant = true, len(m.Keys), m.Grant
 	x.sums = make([]uint32, len(m.Keys))
+	r.wanted += len(x.sums)
 	for i, key := range m.Keys {
 		x.demand[key] = append(x.demand[key], place{block: uint32(m.Indexes[i]), at: i})
 	}
@@ -169,8 +172,8 @@ func (r *serverRole) badFetch(m *wire.P2PFetch, x *round) string {
 		}
 		return ""
 	}
-	if len(r.rounds) >= maxRounds {
-		return "it has too many rounds already"
+	if len(r.rounds) >= maxRounds || r.wanted+len(m.Keys) > maxKeys {
+		return "it has too many rounds already, or waits for too many blocks"
 	}
 	return r.s.h.mayBind(m.ID, r.s)
 }
@@ -282,6 +285,7 @@ func (x *round) close() {
 	x.over = true
 	h.stop(x.timer)
 	delete(x.by.rounds, x.k)
+	x.by.wanted -= len(x.sums)
 	x.release()
 	x.demand = nil
 }

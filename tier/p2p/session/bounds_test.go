@@ -1,0 +1,57 @@
+package session
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/kvferry/kvferry/tier/core"
+	"github.com/kvferry/kvferry/wire"
+)
+
+// A peer that asks and fetches without end costs a bounded number of keys, and has its room again when they are over.
+func TestKeysOfOnePeerAreBounded(t *testing.T) {
+	var s script
+	s.line(t, "new")
+	hello := testConnect("p:1")
+	hello.NumBlocks = wire.MaxP2PKeys
+	for _, ev := range []Event{
+		Message{Identity: "p:1", Link: 1, Msg: &hello}, Up{Peer: "p:1", Gen: 1}, Admitted{Peer: "p:1", Gen: 1},
+		Message{Identity: "p:1", Link: 1, Msg: wire.P2PConnectAck{PeerID: "p:1"}},
+	} {
+		s.step(ev)
+	}
+	many, indexes, pending := make([]core.Key, wire.MaxP2PKeys), make([]uint64, wire.MaxP2PKeys), make([]core.Served, wire.MaxP2PKeys)
+	for i := range many {
+		many[i], indexes[i], pending[i].Verdict = core.Key(fmt.Sprint(i)), uint64(i), core.Pending
+	}
+	say := func(m wire.P2PMessage) (out []Action) {
+		for _, a := range s.h.Step(s.now, Message{Identity: "p:1", Link: 1, Msg: m}) {
+			if _, told := a.(Report); !told {
+				out = append(out, a)
+			}
+		}
+		return out
+	}
+	r := &s.h.sessions["p:1"].server
+	for round := range uint64(2) {
+		a := say(&wire.P2PLookup{ID: "q", Round: round, Keys: many})
+		s.step(Served{Lookup: a[0].(Serve).Lookup, Answers: pending})
+		if a := say(&wire.P2PFetch{ID: "f", Round: round, Keys: many, Indexes: indexes}); len(a) != 0 {
+			t.Fatalf("fetch %d: %v", round, a)
+		}
+	}
+	if a := say(&wire.P2PLookup{ID: "q", Round: 2, Keys: many[:1]}); len(a) != 1 || a[0].(Send).Msg.(*wire.P2PLookupResp).Hits[0] {
+		t.Errorf("a lookup too many: %v", a)
+	}
+	if a := say(&wire.P2PFetch{ID: "f", Round: 2, Keys: many[:1], Indexes: indexes[:1]}); len(a) != 2 || a[1].(Send).Msg.(wire.P2PTransferDone).Success {
+		t.Errorf("a fetch too many: %v", a)
+	}
+	if r.asked != maxKeys || r.wanted != maxKeys {
+		t.Errorf("%d and %d keys are kept", r.asked, r.wanted)
+	}
+	say(&wire.P2PFetch{ID: "q", Round: 0})
+	say(&wire.P2PFetch{ID: "f", Round: 0})
+	if r.asked != 0 || r.wanted != 0 {
+		t.Errorf("%d and %d keys are kept of what is over", r.asked, r.wanted)
+	}
+}
