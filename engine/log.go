@@ -35,7 +35,7 @@ const (
 	LogBlocks       = "blocks" // received
 	LogBytes        = "bytes"
 	LogTransferMS   = "transfer_ms" // first byte to last
-	LogGBps         = "gbps"        // bytes / transfer time, in 1e9 bytes per second; absent if unknown
+	LogGBps         = "gb_per_s"    // bytes / transfer time, in 1e9 bytes per second; absent if unknown
 	LogWaitMS       = "wait_ms"     // registration to completion
 	LogTransport    = "transport"
 	LogWhy          = "why"           // why that transport

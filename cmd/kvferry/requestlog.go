@@ -31,7 +31,7 @@ type requestLine struct {
 	Blocks         int     `json:"blocks"`
 	Bytes          int64   `json:"bytes"`
 	TransferMS     float64 `json:"transfer_ms"`
-	GBps           float64 `json:"gbps"`
+	GBps           float64 `json:"gb_per_s"`
 	WaitMS         float64 `json:"wait_ms"`
 	Transport      string  `json:"transport"`
 	Why            string  `json:"why"`
