@@ -55,3 +55,16 @@ func TestKeysOfOnePeerAreBounded(t *testing.T) {
 		t.Errorf("%d and %d keys are kept of what is over", r.asked, r.wanted)
 	}
 }
+
+// The rounds that are remembered because they came too late are bounded.
+func TestExpiredRoundsAreBounded(t *testing.T) {
+	var r serverRole
+	r.init(nil)
+	for i := range uint64(3 * maxExpired) {
+		r.expire(roundKey{"q", i})
+		r.expire(roundKey{"q", i})
+	}
+	if _, last := r.expired[roundKey{"q", 3*maxExpired - 1}]; len(r.expired) > maxExpired || len(r.expiredOrder) > maxExpired || !last {
+		t.Errorf("%d rounds in a list of %d; the last is there: %v", len(r.expired), len(r.expiredOrder), last)
+	}
+}
