@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/tier/core"
 )
@@ -262,7 +263,9 @@ func mutate(t *testing.T, what string, change func([]byte) []byte) {
 		if restart {
 			f.close()
 			f = open(t, dir, func(c *Config) { c.OnDropped = func(d Dropped) { told = append(told, d) } })
-			dropped = f.tier.Recovery().DroppedAll
+			if dropped = f.tier.Recovery().DroppedAll; dropped == 0 && len(change(bytes.Clone(b))) != len(b) {
+				t.Errorf("%s: its length is not seen at the start", what)
+			}
 		}
 		if f.load(1) {
 			t.Errorf("%s (restart %v): loaded", what, restart)
@@ -277,6 +280,29 @@ func mutate(t *testing.T, what string, change func([]byte) []byte) {
 			t.Errorf("%s (restart %v): cannot be stored anew", what, restart)
 		}
 		f.close()
+	}
+}
+
+// A process that can open no more files has a miss, and its files stay.
+func TestNoDescriptorsLeft(t *testing.T) {
+	f := open(t, t.TempDir(), nil)
+	f.store(1)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	got := f.load(1)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.tier.Stats(); got || s.Dropped != 0 || s.FailedLoads != 1 {
+		t.Errorf("without descriptors: loaded %v, %+v", got, s)
+	}
+	if !f.has(1) || !f.load(1) {
+		t.Error("the block is gone")
 	}
 }
 

@@ -1,10 +1,13 @@
 package fs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/tier/core"
 )
@@ -68,21 +71,30 @@ func (t *Tier) loadOne(k core.Key, dst []byte) (core.Sum, bool) {
 		t.touch(path)
 	}
 	t.mu.Lock()
-	remove := t.mu.index.done(k, err != nil)
-	if err == nil {
+	broken := err != nil && !ours(err)
+	remove := t.mu.index.done(k, broken)
+	switch {
+	case err == nil:
 		t.mu.stats.Loads++
-	} else {
-		t.mu.stats.FailedLoads++
+	case broken:
 		t.mu.stats.Dropped++
+		fallthrough
+	default:
+		t.mu.stats.FailedLoads++
 	}
 	t.mu.Unlock()
 	if remove {
 		t.remove([]core.Key{k})
 	}
-	if err != nil && t.cfg.OnDropped != nil {
+	if broken && t.cfg.OnDropped != nil {
 		t.cfg.OnDropped(Dropped{path, err})
 	}
 	return sum, err == nil
+}
+
+// ours reports an error that says nothing of the file: this process has no room to open it now.
+func ours(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // store writes the job's blocks. It is well when all of them are there, by this job or an earlier one.

@@ -68,3 +68,19 @@ func TestExpiredRoundsAreBounded(t *testing.T) {
 		t.Errorf("%d rounds in a list of %d; the last is there: %v", len(r.expired), len(r.expiredOrder), last)
 	}
 }
+
+// What is remembered of strangers, and of ids, is bounded.
+func TestBooksAreBounded(t *testing.T) {
+	var s script
+	s.line(t, "new")
+	for i := range uint64(2*maxLinks + 1) {
+		s.h.Step(s.now, Message{Identity: fmt.Sprint("stranger:", i), Link: i + 1, Msg: wire.P2PDisconnect{}})
+		s.h.pause(PeerID(fmt.Sprint("peer:", i)))
+	}
+	for i := range maxBindings + 10 {
+		s.h.binding(fmt.Sprint(i))
+	}
+	if l, p, b := len(s.h.links), len(s.h.pauses), len(s.h.bindings); l > maxLinks || p > maxPauses || b > maxBindings {
+		t.Errorf("%d links, %d pauses, %d bindings", l, p, b)
+	}
+}
