@@ -438,3 +438,17 @@ func TestUnusableParameters(t *testing.T) {
 	}
 	a.quiet()
 }
+
+// What waits for one peer is bounded, by number and by bytes.
+func TestSendQueueIsBounded(t *testing.T) {
+	c := &conn{wake: make(chan struct{}, 1)}
+	for i := range sendMessages + 1 {
+		if ok := c.send([]byte{1}); ok != (i < sendMessages) {
+			t.Fatalf("message %d: %v", i, ok)
+		}
+	}
+	c = &conn{wake: make(chan struct{}, 1)}
+	if big := make([]byte, sendBytes); !c.send(big) || c.send(big[:1]) {
+		t.Error("bytes are not bounded, or a large message cannot be sent")
+	}
+}

@@ -260,10 +260,23 @@ func (h *Hub) reach(p PeerID) (*session, string) {
 	if p == h.self {
 		return nil, "its source is this node itself"
 	}
+	if n := h.unheard(); n > h.cfg.MaxPeers/unheardShareDiv {
+		return nil, fmt.Sprintf("%d sources that requests have named do not answer", n)
+	}
 	if !h.makeRoom(0) && !h.displace("") {
 		return nil, fmt.Sprintf("%d peers are connected and busy", len(h.sessions))
 	}
 	return h.newSession(p, nil), ""
+}
+
+// unheard counts the sessions that were dialled, with peers that have not said anything.
+func (h *Hub) unheard() (n int) {
+	for _, s := range h.sessions {
+		if s.theirs == nil && s.link.id == 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // makeRoom ends the longest idle session if there are too many. It reports whether another fits.

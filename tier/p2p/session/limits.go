@@ -49,6 +49,10 @@ const (
 	// fetchFollows is how long the fetch of a hit may take to follow: an engine asks for it at once, or not at all.
 	fetchFollows = 2 * time.Second
 
+	// unheardShareDiv: peers that requests have named and that have not answered yet have one part in this many of the
+	// places, and one more: whoever may send requests cannot drive all others out by naming nobodies.
+	unheardShareDiv = 2
+
 	// siblingGrace is how long the other ranks of a process may be silent after one was lost.
 	siblingGrace = 2 * time.Second
 
