@@ -87,15 +87,15 @@ type (
 
 func (TierFound) coreEvent()    {}
 func (TierProgress) coreEvent() {}
-func (TierLoaded) coreEvent() {}
-func (TierStored) coreEvent() {}
+func (TierLoaded) coreEvent()   {}
+func (TierStored) coreEvent()   {}
 
 // tiered is what a request has to do with the tier.
 type tiered struct {
 	seq     uint64 // 0: the tier does not know the request
 	look    uint64 // ticket of the answer that it waits for; 0: none
 	until   time.Time
-	have    int // blocks in the pool when it was looked for the rest
+	have    int    // blocks in the pool when it was looked for the rest
 	found   int    // blocks from the first on that are in the pool or the tier, as far as was known
 	stored  int    // first blocks that the tier was given or need not be given
 	loading uint64 // ticket

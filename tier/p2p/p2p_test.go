@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strconv"
 	"testing"
 	"time"
 
@@ -450,5 +451,23 @@ func TestSendQueueIsBounded(t *testing.T) {
 	c = &conn{wake: make(chan struct{}, 1)}
 	if big := make([]byte, sendBytes); !c.send(big) || c.send(big[:1]) {
 		t.Error("bytes are not bounded, or a large message cannot be sent")
+	}
+}
+
+// Of requests that are over nothing is left.
+func TestNothingIsKeptOfRequests(t *testing.T) {
+	fabric := local.New(local.Config{})
+	a, b := newNode(t, fabric, nil), newNode(t, fabric, nil)
+	a.have(keys(0, 3))
+	for i := range 10 {
+		id := kv.RequestID(strconv.Itoa(i))
+		b.begin(tier.Request{ID: id, Source: a.source(string(id)), Decoder: &tier.Decoder{KVRequestID: "d" + string(id)}})
+		b.lookup(id, keys(0, 4))
+		b.m.Finish(id)
+	}
+	b.tier.mu.Lock()
+	defer b.tier.mu.Unlock()
+	if n := len(b.tier.mu.views); n != 0 {
+		t.Errorf("%d requests are remembered", n)
 	}
 }
