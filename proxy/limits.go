@@ -73,6 +73,9 @@ const (
 	maxReleases      = 256
 	maxReleaseAnswer = 64 << 10
 
+	// closeGrace is how long a router that ends waits for the releases under way: some round trips.
+	closeGrace = 500 * time.Millisecond
+
 	// maxPairs bounds how many of a request's answers are under way at a time.
 	maxPairs = 16
 

@@ -32,7 +32,7 @@ func (r *Router) letGo(t *target, body []byte, header http.Header) {
 		r.metrics.released(releaseDropped)
 		return
 	}
-	r.asking.Go(func() {
+	r.words.Go(func() {
 		defer r.releases.Add(-1)
 		ctx, cancel := context.WithTimeout(r.ctx, releaseTimeout)
 		defer cancel()

@@ -49,7 +49,7 @@ func (r *rig) allReleased(t *testing.T, p *engine) {
 		got = append(got, await(t, "a release", p.told))
 	}
 	r.settled(t)
-	r.asking.Wait()
+	r.words.Wait()
 	slices.Sort(want)
 	slices.Sort(got)
 	if !slices.Equal(got, want) || len(p.told) != 0 {
@@ -141,7 +141,7 @@ func TestNotReleased(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.settled(t)
-			r.asking.Wait()
+			r.words.Wait()
 			if n := len(p.told); n != 0 {
 				t.Errorf("P was told %d times: %s", n, <-p.told)
 			}
@@ -356,6 +356,31 @@ func TestReleaseFails(t *testing.T) {
 	}
 }
 
+// TestCloseFinishesReleases: a router that is told to end right after D's refusal has told P all the same.
+func TestCloseFinishesReleases(t *testing.T) {
+	p, d := keepingEngine(t, kv.Pull), newEngine(t, wire.DecodeLeg, status(429, openAIError))
+	closing := make(chan struct{})
+	p.letGo = func(w http.ResponseWriter, req *http.Request) {
+		<-closing
+		select {
+		case <-req.Context().Done():
+			t.Error("the router has hung up")
+		case <-time.After(20 * time.Millisecond): // in which a router that does not wait would have
+		}
+		_, _ = io.WriteString(w, `{"released":true}`)
+	}
+	r := pullPair(t, p, d)
+	if resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`); err != nil || resp.StatusCode != 429 {
+		t.Fatalf("%v %s", err, got)
+	}
+	await(t, "a release", p.told)
+	close(closing)
+	r.Close()
+	if _, metrics := r.fetch(t, "/metrics"); !strings.Contains(metrics, `kvferry_router_releases_total{result="released"} 1`) {
+		t.Error("P was not told")
+	}
+}
+
 // TestReleasesAreBounded: engines that do not answer hold up neither clients nor the router's end, and no
 // more than maxReleases are waited for.
 func TestReleasesAreBounded(t *testing.T) {
@@ -380,7 +405,7 @@ func TestReleasesAreBounded(t *testing.T) {
 	if _, metrics := r.fetch(t, "/metrics"); !strings.Contains(metrics, `kvferry_router_releases_total{result="dropped"} 3`) {
 		t.Error("those beyond the bound are not dropped")
 	}
-	r.Close() // waits for nobody
+	r.Close() // waits for closeGrace, and not for all of releaseTimeout
 	if n := r.releases.Load(); n != 0 {
 		t.Errorf("%d releases are left", n)
 	}

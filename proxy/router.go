@@ -31,6 +31,7 @@ type Router struct {
 	ctx    context.Context // ends with Close; of questions that no single request owns
 	cancel context.CancelFunc
 	asking sync.WaitGroup
+	words  sync.WaitGroup // releases
 }
 
 // forwardAlways are client headers that engines, and tracing through them, may need.
@@ -126,8 +127,11 @@ func (r *Router) Server() *http.Server {
 }
 
 // Close frees what outlives requests: kept connections, and questions under way. Call it when the
-// server has been shut down. It does not block for long.
+// server has been shut down. Engines that are being told to let go are told within closeGrace: nobody else will.
 func (r *Router) Close() {
+	grace := time.AfterFunc(closeGrace, r.cancel)
+	r.words.Wait()
+	grace.Stop()
 	r.cancel()
 	r.asking.Wait()
 	r.transport.CloseIdleConnections()
