@@ -64,7 +64,12 @@ func (c *checker) conversation(ctx context.Context) (err error) {
 
 // letGo ends what the decode engine keeps of a conversation that does not go on.
 func (c *checker) letGo(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.pair.decode.ready["url"]+"/kv/reset-prefix-cache?wait=5", nil)
+	return resetCache(ctx, c.pair.decode.ready["url"])
+}
+
+// resetCache has an engine forget its prefix cache and what it keeps for next turns.
+func resetCache(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/kv/reset-prefix-cache?wait=5", nil)
 	if err != nil {
 		return err
 	}

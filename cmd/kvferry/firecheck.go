@@ -50,6 +50,7 @@ type fireChecker struct {
 	total  map[*server]float64 // blocks of each engine
 
 	fire, calm []fireRequest
+	turns      fireTurns
 	faults     []plannedFault
 	begun      []chan struct{} // one for each request under fire
 
@@ -82,7 +83,7 @@ func runFireCheck(ctx context.Context, w io.Writer, f upFlags) error {
 	}
 	problems := slices.Concat(c.tally.faults, c.problems) // wrong tokens first
 	summary := fmt.Sprintf("seed %d, %d requests: %s; slowest %.1f s of %v; faults: %s; KV came: %s; %s",
-		f.fire.seed, len(c.fire)+len(c.calm), &c.tally, c.tally.slowest.Seconds(), requestBound, countFaults(c.inflicted), c.transports, elapsed(start))
+		f.fire.seed, len(c.fire)+len(c.calm)+len(c.turns.mu.answers), &c.tally, c.tally.slowest.Seconds(), requestBound, countFaults(c.inflicted), c.transports, elapsed(start))
 	if len(problems) > 0 {
 		c.out.linef("fault check FAILED: %d faults, the first: %s; %s", len(problems), problems[0], summary)
 		return errors.New("the pair did not stand the faults")
@@ -122,10 +123,15 @@ func (c *fireChecker) run(ctx context.Context) {
 	if err := context.Cause(ctx); err != nil {
 		c.failf("%v", err)
 	}
-	c.judge(want, fire, calm)
+	c.judge(ctx, want, fire, calm)
 	var err error
 	if c.transports, err = c.site.transports(c.flags.pair.transport, c.flags.fire.requests < fireRequests); err != nil {
 		c.failf("%v", err)
+	}
+	if c.flags.pair.bidirectional {
+		if err := resetCache(ctx, c.site.decode.url()); err != nil {
+			c.failf("turns: %v", err)
+		}
 	}
 	if err := c.home(ctx); err != nil {
 		c.failf("blocks: %v", err)
@@ -141,6 +147,7 @@ func (c *fireChecker) start(ctx context.Context) error {
 	o := c.flags.pair
 	o.lease = fireLease.String()
 	o.noDecodeCache = len(o.kvFaults) > 0
+	o.readAll = true // a turn has few tokens that the prefill engine lacks
 	var errs [2]error
 	var wg sync.WaitGroup
 	wg.Go(func() { c.site, errs[0] = startSite(ctx, o, c.out) })
@@ -162,12 +169,18 @@ func (c *fireChecker) start(ctx context.Context) error {
 		return fmt.Errorf("the single engine's ready line has no context: %v", c.single.ready)
 	}
 	n := c.flags.fire.requests - c.flags.fire.requests/calmShare
+	if o.bidirectional {
+		n -= n / 3 // as many, about, are later turns of the others
+	}
 	rng := rand.New(rand.NewPCG(c.flags.fire.seed, 0))
 	c.faults = planFaults(rng, n)
 	if o.transport == engine.TransportSHM { // no relay is on its way
 		c.faults = slices.DeleteFunc(c.faults, func(f plannedFault) bool { return f.kind == cutAgents || f.kind == holdAgents })
 	}
 	c.fire = planRequests(rng, n, o.blockSize, maxContext)
+	if c.turns.context = maxContext; o.bidirectional {
+		planTurns(c.flags.fire.seed, c.fire)
+	}
 	c.begun = make([]chan struct{}, n)
 	for i := range c.begun {
 		c.begun[i] = make(chan struct{})
@@ -247,6 +260,7 @@ func (c *fireChecker) underFire(ctx context.Context) []*fireAnswer {
 		}
 		answers[i] = c.ask(leave, router, r)
 		answers[i].left = r.abort > 0 && leave.Err() != nil
+		c.goOn(ctx, router, answers[i])
 	})
 	faults.Wait()
 	return answers
@@ -292,7 +306,7 @@ func (c *fireChecker) afterwards(ctx context.Context, fire []*fireAnswer) []*fir
 			failed = append(failed, i)
 		}
 	}
-	c.calm = planCalm(c.fire, failed, c.flags.fire.requests-len(c.fire))
+	c.calm = planCalm(c.fire, failed, c.flags.fire.requests/calmShare)
 	if err := waitReady(ctx, c.site.router.url()); err != nil {
 		c.failf("after the last fault: %v", err)
 	}
@@ -330,14 +344,15 @@ func (c *fireChecker) ask(ctx context.Context, to string, r fireRequest) *fireAn
 	defer cancel()
 	a := &fireAnswer{fireRequest: r, begin: time.Now()}
 	a.got, a.err = complete(ctx, to, completionRequest{
-		Model: c.single.ready["model"], Prompt: r.prompt, MaxTokens: r.maxTokens, ReturnTokenIDs: true, IgnoreEOS: true, Stream: r.stream,
+		Model: c.single.ready["model"], Prompt: r.body(), MaxTokens: r.maxTokens, ReturnTokenIDs: true, IgnoreEOS: true, Stream: r.stream,
+		ConversationID: r.conversation,
 	})
 	a.end = time.Now()
 	return a
 }
 
 // judge makes the verdicts.
-func (c *fireChecker) judge(want []*completion, fire, calm []*fireAnswer) {
+func (c *fireChecker) judge(ctx context.Context, want []*completion, fire, calm []*fireAnswer) {
 	own := func(tokens []int) int {
 		return slices.IndexFunc(want, func(w *completion) bool { return w != nil && len(tokens) > 1 && isPrefix(tokens, w.Tokens) })
 	}
@@ -361,6 +376,7 @@ func (c *fireChecker) judge(want []*completion, fire, calm []*fireAnswer) {
 		}
 		c.tally.add(a, v)
 	}
+	c.judgeTurns(ctx, own)
 	for _, f := range c.tally.faults {
 		c.out.linef("FAULT %s", f)
 	}

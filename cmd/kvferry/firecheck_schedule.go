@@ -118,6 +118,18 @@ type fireRequest struct {
 	stream    bool
 	after     time.Duration // the request before it
 	abort     time.Duration // the client leaves then; 0: it stays
+
+	conversation string // none without further turns
+	turns        int    // that follow
+	tokens       []int  // of a later turn, instead of prompt
+}
+
+// body is the prompt as it is sent.
+func (r fireRequest) body() any {
+	if r.tokens != nil {
+		return r.tokens
+	}
+	return r.prompt
 }
 
 // planRequests makes n requests. Every prompt has a region that only it has, in its beginning or
@@ -171,7 +183,7 @@ func planCalm(fire []fireRequest, failed []int, n int) []fireRequest {
 	var calm []fireRequest
 	for _, i := range order[:min(n, len(order))] {
 		r := fire[i]
-		r.after, r.abort = 0, 0
+		r.after, r.abort, r.turns, r.conversation = 0, 0, 0, ""
 		calm = append(calm, r)
 	}
 	return calm

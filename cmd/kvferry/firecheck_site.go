@@ -54,6 +54,7 @@ type site struct {
 		sync.Mutex
 		by         map[string]int // requests whose KV the decode engine got, by transport
 		recomputed int            // whose KV did not come, and that it computed itself
+		back       int            // turns of which the prefill engine has read KV back
 	}
 }
 
@@ -137,6 +138,9 @@ func (s *site) start(ctx context.Context, v *server) error {
 	defer cancel()
 	args := v.args
 	onLog := s.out.passWarnings(v.name)
+	if warn := onLog; v == s.prefill {
+		onLog = func(line string) { s.onPrefillLine(line); warn(line) }
+	}
 	if v == s.decode {
 		onLog = s.onDecodeLine
 		args = slices.Concat(args, s.decodeTurns[s.turn%len(s.decodeTurns)])
@@ -156,6 +160,15 @@ func (s *site) start(ctx context.Context, v *server) error {
 	defer v.mu.Unlock()
 	v.mu.child = c
 	return nil
+}
+
+// onPrefillLine counts the turns that were read back.
+func (s *site) onPrefillLine(line string) {
+	if r, ok := parseRequestLine(line); ok && r.External > 0 {
+		s.received.Lock()
+		s.received.back++
+		s.received.Unlock()
+	}
 }
 
 // onDecodeLine counts how KV came.
@@ -187,6 +200,9 @@ func (s *site) transports(setting string, short bool) (string, error) {
 		parts = append(parts, fmt.Sprintf("%d by %s", s.received.by[name], name))
 	}
 	parts = append(parts, fmt.Sprintf("%d recomputed", s.received.recomputed))
+	if s.received.back > 0 {
+		parts = append(parts, fmt.Sprintf("%d turns read back", s.received.back))
+	}
 	said := strings.Join(parts, ", ")
 	for _, name := range wanted {
 		if s.received.by[name] == 0 && !short {

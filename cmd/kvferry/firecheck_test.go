@@ -29,6 +29,15 @@ func TestFaultCheckPasses(t *testing.T) {
 	}
 }
 
+// Conversations go on under the same faults: what the decode engine kept is read back, or computed.
+func TestFaultCheckOfConversations(t *testing.T) {
+	t.Parallel()
+	p := launch(t, "up", "--check", "--faults", "--mode", "pull", "--bidirectional-kv-xfer", "--requests", "30", "--seed", "4")
+	if code := p.wait(); code != 0 || !strings.Contains(p.output(), "fault check passed: ") || !strings.Contains(p.output(), " turns read back") {
+		t.Fatalf("exit status %d:\n%s", code, p.output())
+	}
+}
+
 // A decode engine that damages what it receives must fail the check, whatever else fails.
 func TestFaultCheckSeesDamage(t *testing.T) {
 	t.Parallel()

@@ -203,7 +203,7 @@ func (m *machine) onClaimed(from agent.Name, c *wire.Claimed) {
 // our word that nothing is read any more.
 func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 	f := m.fetcher.byNumber[w.Generation]
-	if f == nil || f.remote.name() != from || w.ID != f.want.Remote || !same(f.token, w.Token) {
+	if f == nil || f.remote.name() != from || w.ID != f.want.Remote {
 		if r := m.named[from]; r != nil && r.control {
 			m.control(r, "acknowledgement", &wire.Ack{Seq: w.Seq, Receipt: w.Receipt})
 			if f == nil {
@@ -211,6 +211,10 @@ func (m *machine) onClaimFailed(from agent.Name, w *wire.Failed) {
 			}
 		}
 		m.ignore(from, "failure", fmt.Sprintf("request %s is not read from this agent", w.ID))
+		return
+	}
+	if !same(f.token, w.Token) {
+		m.forged(from, "refusal", w.ID)
 		return
 	}
 	f.recalled = wire.Ack{Seq: w.Seq, Receipt: w.Receipt}

@@ -29,7 +29,7 @@ import (
 //	meta process=p1 | drop=p1 transfer=x | cancel=d1 | beat=d1,x peer=Q | beat=none
 //	connected Q gen=1 [stock] [size=8] [agent=q.0] [offset=100]   connect-failed Q
 //	granted receive=1 [err]     register-failed receive=1
-//	posted push=1 transfer=1 | busy | err            result transfer=1 outcome=done   stopped transfer=1
+//	posted push=1 transfer=1 | busy | err            result transfer=1 outcome=done [bytes=64]   stopped transfer=1
 //	notify from=q.0 registration=d1 blocks=7,8 start=0 tokens=8 transfer=x digest=1 gen=1 [stock] [tp=2] [engine=Q]
 //	notify from=q.0 completion=d1 n=1 [bytes=128]    notify from=q.0 fail=d1   notify from=q.0 beat=p1,x
 //	notify from=q.0 alive=(x,y) refs=(d1:1) seq=4          a beat, with registrations and their generations
@@ -198,7 +198,7 @@ func (s *scenario) input(t *testing.T, d *datadriven.TestData) input {
 		return in
 	case "result":
 		name, _ := arg(d, "outcome")
-		r := agent.Result{Transfer: agent.TransferID(argInt(t, d, "transfer", 0)), Bytes: 128, Descs: 2}
+		r := agent.Result{Transfer: agent.TransferID(argInt(t, d, "transfer", 0)), Bytes: int64(argInt(t, d, "bytes", 128)), Descs: 2}
 		for r.Outcome.String() != name && r.Outcome < 6 {
 			r.Outcome++
 		}
@@ -245,7 +245,7 @@ func (s *scenario) connected(t *testing.T, d *datadriven.TestData) *peer.Connect
 	if _, old := arg(d, "nocontrol"); old {
 		r.Meta.Extension.Capabilities = []string{PushFailCapability}
 	}
-	c.Clock.Offset = float64(argInt(t, d, "offset", 0))
+	c.Clock.Offset, c.Clock.RTT = float64(argInt(t, d, "offset", 0)), time.Duration(argInt(t, d, "rtt", 0))*time.Second
 	c.Gen = kv.Generation(argInt(t, d, "gen", 1))
 	r.Agent.ID.Gen = c.Gen
 	return c
