@@ -3,6 +3,7 @@ package events
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/agent"
 )
@@ -28,11 +29,14 @@ type item struct {
 	kind kind
 }
 
-// Queue is used from any goroutine. Nothing blocks; Close waits only for its own goroutine.
+// Queue is used from any goroutine. Nothing blocks but Close, which waits for its own goroutine and, where there
+// is no room for what is owed, a moment for the reader.
 type Queue struct {
 	out    chan agent.Event
 	limits agent.Limits
 	stop   chan struct{} // closed by Close
+	// patience is how long Close lets a reader make room for one event that is owed.
+	patience time.Duration
 
 	mu struct {
 		sync.Mutex
@@ -54,7 +58,7 @@ type Queue struct {
 // New makes a queue. limits has no zero fields.
 func New(limits agent.Limits) *Queue {
 	room := 2*limits.Transfers + 2 // 2: the pump may hold one that counts as read
-	q := &Queue{out: make(chan agent.Event, room), limits: limits, stop: make(chan struct{})}
+	q := &Queue{out: make(chan agent.Event, room), limits: limits, stop: make(chan struct{}), patience: agent.FlushTimeout}
 	q.mu.ring = make([]item, room+1)
 	return q
 }
@@ -242,7 +246,10 @@ func (q *Queue) reclaim() {
 }
 
 // Close puts what is owed where the reader finds it, and closes the channel. The agent has ended
-// all transfers and peers before. Notifications and losses stay too if there is room for all.
+// all transfers and peers before. Notifications and losses stay too as far as there is room.
+//
+// A reader that goes on meanwhile makes room for what is owed. One that takes nothing for
+// agent.FlushTimeout is waiting for Close itself, or reads no more: then notifications make room.
 func (q *Queue) Close() {
 	q.mu.Lock()
 	if q.mu.closing {
@@ -256,44 +263,69 @@ func (q *Queue) Close() {
 	if pump != nil {
 		<-pump
 	}
-	rest := q.takeBack()
-	if len(rest) > cap(q.out) {
-		kept := rest[:0]
-		for _, ev := range rest {
-			switch ev.(type) {
-			case agent.Result, agent.Stopped:
-				kept = append(kept, ev)
-			}
-		}
-		rest = kept
-	}
-	for _, ev := range rest {
-		q.out <- ev
-	}
+	q.finish(q.takeRest())
 	close(q.out)
 }
 
-// takeBack is all that is unread, in order. A reader that goes on meanwhile takes older events
-// before, and the same ones after, in the same order.
-func (q *Queue) takeBack() []agent.Event {
+// takeRest is what is not yet in out, in order. No pump runs any more.
+func (q *Queue) takeRest() []item {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var rest []agent.Event
-	for {
+	rest := q.mu.backlog
+	if q.mu.held != nil {
+		rest = append([]item{*q.mu.held}, rest...)
+	}
+	q.mu.backlog, q.mu.held = nil, nil
+	return rest
+}
+
+// finish puts the rest into out: all that is owed, and of the others those before the first for which there
+// is no room, so that no peer's notifications have gaps.
+func (q *Queue) finish(rest []item) {
+	room, silence := true, time.NewTimer(q.patience)
+	defer silence.Stop()
+	for _, it := range rest {
+		if it.kind > last && !room {
+			continue
+		}
 		select {
-		case ev := <-q.out:
-			rest = append(rest, ev)
+		case q.out <- it.ev:
 			continue
 		default:
 		}
-		break
+		if it.kind > last {
+			room = false
+			continue
+		}
+		silence.Reset(q.patience)
+		select {
+		case q.out <- it.ev:
+		case <-silence.C:
+			room = false
+			q.evict()
+			q.out <- it.ev // what is owed fits into out: see Reserve
+		}
 	}
-	if q.mu.held != nil {
-		rest = append(rest, q.mu.held.ev)
+}
+
+// evict takes everything but what is owed out of out, which nobody reads.
+func (q *Queue) evict() {
+	for _, ev := range q.drain() {
+		switch ev.(type) {
+		case agent.Result, agent.Stopped:
+			q.out <- ev
+		}
 	}
-	for _, it := range q.mu.backlog {
-		rest = append(rest, it.ev)
+}
+
+func (q *Queue) drain() []agent.Event {
+	var evs []agent.Event
+	for {
+		select {
+		case ev := <-q.out:
+			evs = append(evs, ev)
+		default:
+			return evs
+		}
 	}
-	q.mu.backlog = nil
-	return rest
 }
