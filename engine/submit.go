@@ -105,6 +105,9 @@ func (l *live) follow(ctx context.Context) {
 	if ended { // perhaps before unfollow was set
 		stop()
 	}
+	if ctx.Err() != nil { // since before it was submitted, maybe: it may have ended with a hold by now
+		l.stream.Discard()
+	}
 }
 
 func (l *live) coreRequest() core.Request {
