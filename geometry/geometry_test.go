@@ -299,6 +299,7 @@ func TestFromMetadata(t *testing.T) {
 	for name, mutate := range map[string]func(*wire.AgentMetadata){
 		"ssm":      func(m *wire.AgentMetadata) { m.SSMSizes[0] = 1 },
 		"dcp":      func(m *wire.AgentMetadata) { m.DCPSize = 2 },
+		"pcp":      func(m *wire.AgentMetadata) { m.PCPSize = 2 },
 		"ple":      func(m *wire.AgentMetadata) { m.PLEBlockLen = &ple },
 		"groups":   func(m *wire.AgentMetadata) { m.RegionGroupIDs = []int{0, 1} },
 		"shared":   func(m *wire.AgentMetadata) { m.RegionGroupIDs = []int{-1, -1} },

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/proxy/core"
 	"github.com/kvferry/kvferry/wire"
 )
@@ -192,42 +193,53 @@ func TestPrefillFailsWhileDecodeStreams(t *testing.T) {
 func TestRecompute(t *testing.T) {
 	noKV := status(502, `{"error":{"message":"the KV did not come","code":"kv_transfer_wait"}}`)
 	for name, fails := range map[string]wire.Leg{"the prefill engine fails": wire.PrefillLeg, "its KV does not come": wire.DecodeLeg} {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, stream %v", name, stream), func(t *testing.T) {
-				p := newEngine(t, wire.PrefillLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
-					if fails == wire.PrefillLeg {
-						status(500, openAIError)(e, w, req, s)
-						return
-					}
-					goodPrefill(e, w, req, s)
+		for _, mode := range []kv.TransferMode{kv.Push, kv.Pull} {
+			for _, stream := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, stream %v", name, mode, stream), func(t *testing.T) {
+					recompute(t, mode, fails, noKV, stream)
 				})
-				answer := text(`{"id":"x","choices":[{"text":"alone"}]}`)
-				if stream {
-					answer = events("data: {\"text\":\"alone\"}\n\n", "data: [DONE]\n\n")
-				}
-				d := newEngine(t, wire.NoLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
-					switch {
-					case !strings.Contains(string(s.body), "kv_transfer_params"):
-						answer(e, w, req, s)
-					case fails == wire.DecodeLeg:
-						noKV(e, w, req, s)
-					default:
-						hang(e, w, req, s)
-					}
-				})
-				r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, Recompute: true})
-				resp, got, err := r.post(t, "/v1/completions", fmt.Sprintf(`{"prompt":"x","stream":%v}`, stream))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if resp.StatusCode != 200 || !strings.Contains(string(got), "alone") {
-					t.Errorf("status %d %s", resp.StatusCode, got)
-				}
-				if route := resp.Header.Get("X-Kvferry-Route"); !strings.HasPrefix(route, "decode-only") || !strings.Contains(route, "could not be had") {
-					t.Errorf("the answer does not say how it came about: %q", route)
-				}
-			})
+			}
 		}
+	}
+}
+
+type answerFunc = func(*engine, http.ResponseWriter, *http.Request, *seen)
+
+// recompute lets one of the legs fail: D computes the prompt, and the answer says so.
+func recompute(t *testing.T, mode kv.TransferMode, fails wire.Leg, noKV answerFunc, stream bool) {
+	prefill := answerFunc(goodPrefill)
+	if mode == kv.Pull {
+		prefill = pullPrefill
+	}
+	if fails == wire.PrefillLeg {
+		prefill = status(500, openAIError)
+	}
+	p := newEngine(t, wire.PrefillLeg, prefill)
+	answer := text(`{"id":"x","choices":[{"text":"alone"}]}`)
+	if stream {
+		answer = events("data: {\"text\":\"alone\"}\n\n", "data: [DONE]\n\n")
+	}
+	d := newEngine(t, wire.NoLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+		switch {
+		case !strings.Contains(string(s.body), "kv_transfer_params"):
+			answer(e, w, req, s)
+		case fails == wire.DecodeLeg:
+			noKV(e, w, req, s)
+		default:
+			hang(e, w, req, s)
+		}
+	})
+	p.mode, d.mode = mode, mode
+	r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}, Recompute: true})
+	resp, got, err := r.post(t, "/v1/completions", fmt.Sprintf(`{"prompt":"x","stream":%v}`, stream))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 200 || !strings.Contains(string(got), "alone") {
+		t.Errorf("status %d %s", resp.StatusCode, got)
+	}
+	if route := resp.Header.Get("X-Kvferry-Route"); !strings.HasPrefix(route, "decode-only") || !strings.Contains(route, "could not be had") {
+		t.Errorf("the answer does not say how it came about: %q", route)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 //
 //	new [role=prefill] [tp=2] [mode=pull] [bidirectional] [threshold=8]
 //	at t=5
-//	arrive d1 decode tokens=10 [transfer=x] [remote=R] [without=host] [tp=2]   arrive p1 prefill tokens=10
+//	arrive d1 decode tokens=10 [transfer=x] [remote=R] [without=host] [tp=2] [pp=2]   arrive p1 prefill tokens=10
 //	                                in pull: [from=(5,6,7)] [second=(8)] [remote-tokens=9] [readers=2] [mode=push]
 //	arrive p2 prefill tokens=10 from=(5,6) remote-tokens=9 [expiry=100] ...    what D kept of an earlier turn
 //	external d1 computed=4          allocate d1 blocks=(1,2,3) computed=4 external=6

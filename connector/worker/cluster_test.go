@@ -98,8 +98,9 @@ type options struct {
 	dial    func(dial dialer) dialer // of the side channels of others
 	old     bool                     // announces PUSH_FAIL only
 	mode    kv.TransferMode
-	both    bool          // bidirectional
-	ttl     time.Duration // how long D keeps blocks for a next turn
+	both    bool                      // bidirectional
+	ttl     time.Duration             // how long D keeps blocks for a next turn
+	shape   func(*wire.AgentMetadata) // what the engine says of its memory to others
 }
 
 func (c *cluster) engine(id string, o options) *engine {
@@ -150,6 +151,9 @@ func (c *cluster) engine(id string, o options) *engine {
 		meta := e.metadata(r, o)
 		layout, err := geometry.FromMetadata(meta, o.tp, 1)
 		must(err)
+		if o.shape != nil {
+			o.shape(meta)
+		}
 		blob, err := wire.AppendAgentMetadata(nil, meta, wire.ConnectorVersion)
 		must(err)
 		payload := wire.AppendHandshakePayload(nil, wire.HandshakePayload{CompatibilityHash: testHash, AgentMetadata: blob})
