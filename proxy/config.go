@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
 	"github.com/kvferry/kvferry/proxy/core"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // Target is one engine.
@@ -123,6 +125,11 @@ func (c Config) Validate() error {
 	}{{"connect", c.ConnectTimeout}, {"first byte", c.FirstByteTimeout}, {"idle", c.IdleTimeout}, {"conversation", c.ConversationTTL}} {
 		if d.v < 0 {
 			bad("%s timeout is %v, must be positive", d.name, d.v)
+		}
+	}
+	for _, h := range c.ForwardHeaders {
+		if http.CanonicalHeaderKey(h) == wire.ReleaseKeyHeader {
+			bad("the header %s of clients cannot go to the engines: the router makes one for each prefill leg; take it out of the forwarded headers", h)
 		}
 	}
 	if c.MaxBody < 0 || c.MaxInFlight < 0 || c.MaxBodyBytes < c.MaxBody {

@@ -31,14 +31,19 @@
 // legs of the attempt are over, behind the client's answer, once, within releaseTimeout, and at most
 // maxReleases at a time; kvferry_router_releases_total counts how it ended.
 //
-// Only an engine whose answer has the key kvferry_release is told: it says that the engine has the endpoint,
-// and is the proof that the router was given the hold. Of any other, which a stock one is, D gets its leg,
+// If P's leg was cut, or broke, before its answer was read, P may hold something all the same, or will: its
+// answer crosses the cut. P is then told by the leg's key, 128 random bits in X-Kvferry-Release-Key that only
+// P was sent: POST /kv/release with {"key": KEY}. It ends the request without a hold in whatever order leg,
+// answer and release are handled there. An engine that does not know this, which a stock one does not, says
+// so once and is not told again until an answer of it has the key kvferry_release.
+//
+// An answer that was read and has no kvferry_release is a stock engine's. Of such a P D gets its leg,
 // in pull, and that leg is cancelled as soon as D has it: an engine that is told to stop before it has read
 // anything lets P go.
 //
-// A leg of P's that nobody waits for is given the time for an answer that is on its way (prefillFlight in
-// push, prefillGrace in pull, prefillTail when it has begun). What remains for the lease is an answer that
-// is slower, a P that cannot be reached, and a D that refuses the KV of a P without the key.
+// For the same reason a leg of P's that nobody waits for, while D has none, is given the time for an answer that
+// is on its way (prefillGrace, prefillTail when it has begun). What remains for the lease is a P that cannot be
+// reached, a stock P's answer that is slower, and a D that refuses the KV of a stock P.
 //
 // # Conversations
 //

@@ -17,14 +17,16 @@ import (
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
 	"github.com/kvferry/kvferry/proxy/core"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // attempt is one pair of legs, with ids of its own. The handler's goroutine writes it, before it starts
-// a leg that reads it; handoff is written by P's leg, answer by D's, and both are read once it has ended.
+// a leg that reads it; handoff and unread are written by P's leg, answer by D's, and both are read once it has ended.
 type attempt struct {
 	number  int
 	request kv.RequestID
 	id      kv.TransferID
+	key     string // by which P lets go what it keeps of it, told P only
 	plan    core.Plan
 	body    *openai.Object
 	header  http.Header // of the client
@@ -47,6 +49,7 @@ type attempt struct {
 
 	earlier  core.Turn // what D kept of an earlier turn, for this attempt only
 	handoff  core.Handoff
+	unread   bool        // P has its leg, and what it answered is not known
 	source   core.Source // of D's KV
 	fellBack bool        // D computes the prompt, as P kept nothing
 	answer   answer
@@ -80,17 +83,19 @@ func (r *Router) run(ctx context.Context, a *attempt, leg core.Leg) {
 	}
 }
 
-// runPrefill is P's leg. What P answers is needed to let P go, so that a cancel gives an answer that may
-// be on its way the time to arrive, and one that has begun the time to end. In push P computes meanwhile,
-// often for long, so that a cancel there waits no longer than an answer may be on its way.
+// runPrefill is P's leg. What P answers is needed to tell a stock P to let go, by way of D, so that a cancel
+// gives an answer that may be on its way the time to arrive, and one that has begun the time to end. If D has
+// its leg already, as in push, the leg is cut at once.
 func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Failure {
 	defer a.cut()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(prefillGrace, a.cut) })
 	defer stop()
 	resp, f := r.post(a.sent, a, t, core.PrefillBody(a.plan.API, a.body, a.id, a.earlier))
 	if f != nil {
+		a.unread = f.Kind != core.Connect && f.Kind != core.Internal
 		return f
 	}
+	a.unread = resp.StatusCode/100 == 2 // an error keeps nothing
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
 		f := readFailure(t, resp)
@@ -111,6 +116,10 @@ func (r *Router) runPrefill(ctx context.Context, a *attempt, t *target) *core.Fa
 	}
 	if a.handoff, err = core.ReadHandoff(o); err != nil {
 		return brokenFailure(t, core.Garbage, "gave hand-off parameters that cannot be used: %v", err)
+	}
+	a.unread = false
+	if a.handoff.Releasable() {
+		t.keyless.Store(false)
 	}
 	return nil
 }
@@ -169,6 +178,9 @@ func (r *Router) post(ctx context.Context, a *attempt, t *target, body []byte) (
 		return nil, brokenFailure(t, core.Internal, "cannot be asked: %v", err)
 	}
 	req.Header = r.engineHeader(a)
+	if t.leg == core.Prefill && a.plan.Disaggregate {
+		req.Header.Set(wire.ReleaseKeyHeader, a.key)
+	}
 	resp, err := r.transport.RoundTrip(req)
 	switch {
 	case err == nil:

@@ -49,13 +49,9 @@ const (
 	// clientReadTimeout is how long a client may pause inside its body.
 	clientReadTimeout = 30 * time.Second
 
-	// prefillGrace is how long P may still answer when nobody waits for it any more: an answer that is on
-	// its way tells what P keeps, and where.
+	// prefillGrace is how long P may still answer when nobody waits for it any more, unless D has a leg as
+	// well: an answer that is on its way tells what P keeps, and where, so that D can tell a stock P.
 	prefillGrace = 100 * time.Millisecond
-
-	// prefillFlight is the same in push, where P often has much left to compute when nobody waits any
-	// more: a network's round trip.
-	prefillFlight = 20 * time.Millisecond
 
 	// prefillTail is how long P may take for the rest of an answer that has begun and that nobody waits
 	// for any more.

@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/url"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/proxy/core"
 )
@@ -23,7 +24,10 @@ type target struct {
 	url   *url.URL
 	name  string // host:port
 	fixed *core.Peer
-	mu    struct {
+	// keyless: it has answered that it knows no release by key; it is not asked again until an answer shows
+	// that it is another engine. Any goroutine.
+	keyless atomic.Bool
+	mu      struct {
 		sync.Mutex
 		inFlight  int
 		requests  uint64

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/proxy/core"
 )
@@ -21,12 +23,42 @@ const (
 // release tells P that no D will ask for what it keeps of an attempt. Nobody waits for it, it is tried
 // once, within releaseTimeout, and at most maxReleases at a time: what is not reached by it is for the
 // lease.
+//
+// If P's answer was read, it says how. If it was not, P is told by the key that went with the leg: whether
+// the answer is written, crosses this or is never made, nothing is held afterwards. A P that knows no such
+// release, which a stock one does not, is asked once.
 func (r *Router) release(a *attempt) {
-	r.letGo(a.targets[core.Prefill], a.handoff.ReleaseBody(), r.engineHeader(a))
+	t := a.targets[core.Prefill]
+	if a.handoff.Releasable() {
+		r.letGo(t, a.handoff.ReleaseBody(), r.engineHeader(a), nil)
+	} else if !t.keyless.Load() {
+		r.letGo(t, core.KeyReleaseBody(a.key), r.engineHeader(a), &t.keyless)
+	}
 }
 
-// letGo tells an engine that nobody will ask for what it keeps.
-func (r *Router) letGo(t *target, body []byte, header http.Header) {
+// statusError is what /kv/release answers instead of 200.
+type statusError struct {
+	status int
+	body   []byte
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("/kv/release answered %d: %.200s", e.status, e.body)
+}
+
+// unknown tells whether it comes from an engine that has no such endpoint, or does not understand what it is
+// sent.
+func (e *statusError) unknown() bool {
+	switch e.status {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
+		return true
+	}
+	return false
+}
+
+// letGo tells an engine that nobody will ask for what it keeps. unknown, if not nil, is set when the engine does
+// not know what it is told.
+func (r *Router) letGo(t *target, body []byte, header http.Header, unknown *atomic.Bool) {
 	if r.releases.Add(1) > maxReleases {
 		r.releases.Add(-1)
 		r.metrics.released(releaseDropped)
@@ -37,9 +69,13 @@ func (r *Router) letGo(t *target, body []byte, header http.Header) {
 		ctx, cancel := context.WithTimeout(r.ctx, releaseTimeout)
 		defer cancel()
 		released, err := r.postRelease(ctx, t, header, body)
+		var said *statusError
+		if unknown != nil && errors.As(err, &said) && said.unknown() {
+			unknown.Store(true)
+		}
 		switch {
 		case err != nil && r.ctx.Err() == nil:
-			r.log.Warn("a "+t.leg.String()+" engine keeps KV that nobody will ask for until its lease ends", "engine", t.name, "leg_id", header.Get("X-Request-Id"), "error", err)
+			r.log.Warn("a "+t.leg.String()+" engine was not told to let go; KV that it keeps stays until its lease ends", "engine", t.name, "leg_id", header.Get("X-Request-Id"), "error", err)
 			fallthrough
 		case err != nil:
 			r.metrics.released(releaseFailed)
@@ -68,7 +104,7 @@ func (r *Router) postRelease(ctx context.Context, t *target, header http.Header,
 		return false, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return false, fmt.Errorf("/kv/release answered %d: %.200s", resp.StatusCode, answer)
+		return false, &statusError{resp.StatusCode, answer}
 	}
 	var said struct{ Released bool }
 	if err := json.Unmarshal(answer, &said); err != nil {

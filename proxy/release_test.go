@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -30,6 +31,10 @@ func releaseOf(id string) string {
 	return fmt.Sprintf(`{"request_id":%q,"lease":12,"token":"t-%s"}`, id, id)
 }
 
+func keyReleaseOf(s *seen) string {
+	return fmt.Sprintf(`{"key":%q}`, s.header.Get(wire.ReleaseKeyHeader))
+}
+
 // keepingEngine is a P that keeps the KV of each leg under the leg's own id.
 func keepingEngine(t *testing.T, mode kv.TransferMode) *engine {
 	p := newEngine(t, wire.PrefillLeg, func(_ *engine, w http.ResponseWriter, _ *http.Request, s *seen) {
@@ -44,9 +49,14 @@ func keepingEngine(t *testing.T, mode kv.TransferMode) *engine {
 func (r *rig) allReleased(t *testing.T, p *engine) {
 	t.Helper()
 	var want, got []string
+	byKey := map[string]string{} // of a leg that was cut before its answer was read
 	for _, s := range p.legs() {
 		want = append(want, releaseOf(s.id))
-		got = append(got, await(t, "a release", p.told))
+		byKey[keyReleaseOf(s)] = releaseOf(s.id)
+	}
+	for range want {
+		told := await(t, "a release", p.told)
+		got = append(got, cmp.Or(byKey[told], told))
 	}
 	r.settled(t)
 	r.words.Wait()
@@ -348,7 +358,7 @@ func TestReleaseFails(t *testing.T) {
 			if _, metrics := r.fetch(t, "/metrics"); !strings.Contains(metrics, `kvferry_router_releases_total{result="`+c.result+`"} 1`) {
 				t.Error("it is not counted")
 			}
-			const line = "a prefill engine keeps KV that nobody will ask for until its lease ends"
+			const line = "a prefill engine was not told to let go; KV that it keeps stays until its lease ends"
 			if log := r.logs.String(); strings.Contains(log, line) != (c.log != "") || !strings.Contains(log, c.log) {
 				t.Errorf("log: %s", log)
 			}
@@ -408,5 +418,89 @@ func TestReleasesAreBounded(t *testing.T) {
 	r.Close() // waits for closeGrace, and not for all of releaseTimeout
 	if n := r.releases.Load(); n != 0 {
 		t.Errorf("%d releases are left", n)
+	}
+}
+
+// TestReleasedByKey: a P that was cut off is told by the key that it alone was sent, which is another one for
+// each leg and not the client's; one that does not know that is told once, until it shows that it does.
+func TestReleasedByKey(t *testing.T) {
+	const clients = "ffffffffffffffffffffffffffffffff"
+	for name, code := range map[string]int{"knows": 200, "has no such endpoint": 404, "wants a token": 400, "is out of order": 503} {
+		t.Run(name, func(t *testing.T) {
+			p := newEngine(t, wire.PrefillLeg, hang)
+			p.letGo = answering(code)
+			d := newEngine(t, wire.DecodeLeg, func(e *engine, w http.ResponseWriter, req *http.Request, s *seen) {
+				await(t, "P's leg", p.arrived)
+				status(429, openAIError)(e, w, req, s)
+			})
+			r := pair(t, p, d)
+			refused := func() {
+				t.Helper()
+				resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`, wire.ReleaseKeyHeader, clients)
+				if err != nil || resp.StatusCode != 429 {
+					t.Fatalf("%v %+v %s", err, resp, got)
+				}
+				r.settled(t)
+				r.words.Wait()
+			}
+			refused()
+			refused()
+			legs := p.legs()
+			want := []string{keyReleaseOf(legs[0])}
+			if code == 200 || code == 503 {
+				want = append(want, keyReleaseOf(legs[1]))
+			}
+			for _, w := range want {
+				if got := await(t, "a release", p.told); got != w {
+					t.Errorf("P was told %s, want %s", got, w)
+				}
+			}
+			if len(p.told) != 0 {
+				t.Errorf("P was told once more: %s", <-p.told)
+			}
+			keys := []string{legs[0].header.Get(wire.ReleaseKeyHeader), legs[1].header.Get(wire.ReleaseKeyHeader), clients}
+			if keys[0] == keys[1] || slices.Index(keys, clients) != 2 || !wire.IsReleaseKey(keys[0]) || !wire.IsReleaseKey(keys[1]) {
+				t.Errorf("the keys are %q", keys)
+			}
+			for _, s := range d.legs() {
+				if v := s.header.Values(wire.ReleaseKeyHeader); len(v) != 0 {
+					t.Errorf("D was sent a key: %q", v)
+				}
+			}
+		})
+	}
+}
+
+// TestKeylessIsForgotten: another engine may have taken the place of one that knew no keys; its answer shows it.
+func TestKeylessIsForgotten(t *testing.T) {
+	p, d := keepingEngine(t, kv.Pull), newEngine(t, wire.DecodeLeg, goodDecode)
+	r := pullPair(t, p, d)
+	keyless := &r.pools[core.Prefill].targets[0].keyless
+	keyless.Store(true)
+	if resp, got, err := r.post(t, "/v1/completions", `{"prompt":"x"}`); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%v %+v %s", err, resp, got)
+	}
+	if keyless.Load() {
+		t.Error("it is still taken for one that knows no keys")
+	}
+}
+
+// TestReleaseKeyIsNotForwarded: a configuration cannot have clients' keys sent to engines.
+func TestReleaseKeyIsNotForwarded(t *testing.T) {
+	cfg := Config{Prefill: []Target{{URL: "a:1"}}, Decode: []Target{{URL: "b:1"}}, ForwardHeaders: []string{"x-other"}}
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.ForwardHeaders = append(cfg.ForwardHeaders, strings.ToLower(wire.ReleaseKeyHeader))
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "one for each prefill leg") {
+		t.Error(err)
+	}
+}
+
+// answering gives a release a status.
+func answering(code int) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, `{"released":true}`)
 	}
 }

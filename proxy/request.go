@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
 	"github.com/kvferry/kvferry/proxy/core"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // request is one request as a pair of engines can serve it: a client's, or one of several that a
@@ -122,6 +124,7 @@ func (q *request) legEnded(ev core.Ended) {
 			}
 		}
 	}
+	ev.Unread = ev.Leg == core.Prefill && f != nil && a.unread
 	if f != nil && f.Kind != core.Cancelled {
 		q.r.metrics.legFailed(ev.Leg, f.Kind)
 		suspect := f.Leg == core.Prefill && f.Kind != core.Status || f.Leg == core.Decode && f.Status >= 500
@@ -148,7 +151,7 @@ func (q *request) step(ev core.Event, chunk []byte) {
 		case core.CancelLeg:
 			q.attempt.cancel[act.Leg]()
 			if act.Leg == core.Prefill && q.attempt.asked && q.attempt.order == core.Together {
-				time.AfterFunc(prefillFlight, q.attempt.cut)
+				q.attempt.cut() // D has its leg, and P is told by the key: its answer is of no more use
 			}
 			q.r.metrics.cancelled(act.Leg, act.Cause)
 		case core.Release:
@@ -310,7 +313,7 @@ func (q *request) startLeg(act core.StartLeg) {
 func (q *request) newAttempt(number int) {
 	last := q.attempt
 	a := &attempt{
-		number: number, request: q.name(number), id: kv.TransferID("xfer-" + newUUID()),
+		number: number, request: q.name(number), id: kv.TransferID("xfer-" + newUUID()), key: newKey(),
 		plan: q.plan, body: q.body, header: q.header,
 		chunks: make(chan []byte), ended: make(chan core.Ended, 2), located: make(chan location, 1),
 	}
@@ -355,6 +358,13 @@ func (a *attempt) close() {
 			t.giveBack()
 		}
 	}
+}
+
+// newKey is a release key. It must not be guessed, nor be derived from what engines or clients are told.
+func newKey() string {
+	var b [wire.ReleaseKeyLen / 2]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 func newUUID() string {

@@ -108,6 +108,6 @@ func (r *Router) dropTurns(turns ...core.Turn) {
 		header := http.Header{}
 		header.Set("Content-Type", "application/json")
 		header.Set("User-Agent", "kvferry-router")
-		r.letGo(d, t.ReleaseBody(), header)
+		r.letGo(d, t.ReleaseBody(), header, nil)
 	}
 }

@@ -19,6 +19,7 @@ type answer struct {
 	w         http.ResponseWriter
 	rc        *http.ResponseController
 	job       *job
+	keyed     *keyed
 	format    writer
 	start     time.Time
 	created   int64

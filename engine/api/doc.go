@@ -43,11 +43,18 @@
 //   - a router whose D refuses asks for it: POST /kv/release with
 //     {"request_id": R, "lease": L, "token": T}, which are remote_request_id, kvferry_lease and
 //     kvferry_release of the answer's kv_transfer_params. {"released": true} says that there was such a
-//     hold and that it ends; false, that it was over or never was. A request that runs is not affected.
+//     hold and that it ends; false, that it was over or never was. A request that runs is not affected;
+//   - a router that has cut a leg and does not know what was answered asks for it by the key that it has sent
+//     with the leg, 128 random bits in the header X-Kvferry-Release-Key: {"key": K}. If the request with
+//     that key runs, it ends without a hold, also if its answer is being written; if its holds are there, they
+//     are let go; if it has not arrived, it will end at once (earlyRelease). So no order of cut, answer and
+//     release leaves a hold. "released" is true in the first two cases.
 //
 // The token is a hash of id and lease under a secret of this process: whoever was given the answer has
 // it, and nobody can guess one. A wrong one gets 403, whether or not there is such a hold. That the key is
-// there says that the engine has this endpoint; a stock engine has neither.
+// there says that the engine has this endpoint; a stock engine has neither. A release key is as unguessable, and
+// a release of one that no request has is remembered in a table of its own, so that a flood of them puts out
+// no hold.
 //
 // # Chats
 //

@@ -36,6 +36,17 @@ const (
 	// maxReleaseBody bounds the body of /kv/release: an internal id, each byte of it escaped, and a token.
 	maxReleaseBody = 8 << 10
 
+	// maxKeyedHolds bounds the holds that are found by a release key: the oldest makes room, and is left to its
+	// token and its lease. A release by key follows the answer that was lost by a network's round trip, not by
+	// some thousand answers. One takes some 300 bytes.
+	maxKeyedHolds = 4096
+
+	// earlyRelease is how long a release is remembered whose request has not arrived: as long as the bytes of
+	// a leg may wait for an overloaded engine to read them. maxEarlyReleases bounds them, some 200 bytes
+	// each: whoever floods it costs others what a lost release costs, P's lease.
+	earlyRelease     = time.Minute
+	maxEarlyReleases = 8192
+
 	// maxResetWait bounds the wait of a cache reset: new hand-offs wait as long.
 	maxResetWait = 10 * time.Minute
 

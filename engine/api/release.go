@@ -10,10 +10,12 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
+	"github.com/kvferry/kvferry/wire"
 )
 
 // releaseRequest is the body of POST /kv/release.
@@ -21,6 +23,7 @@ type releaseRequest struct {
 	ID    *kv.RequestID  `json:"request_id"`
 	Lease *kv.Generation `json:"lease"`
 	Token *string        `json:"token"`
+	Key   *string        `json:"key"`
 }
 
 // serveRelease lets a hold go that nobody will ask for.
@@ -36,6 +39,10 @@ func (s *Server) serveRelease(w http.ResponseWriter, req *http.Request) {
 		writeError(w, asAPIError(err))
 		return
 	}
+	if r.Key != nil {
+		s.releaseByKey(w, *r.Key)
+		return
+	}
 	if !s.mayRelease(*r.ID, *r.Lease, *r.Token) {
 		writeError(w, &openai.Error{
 			Status: http.StatusForbidden, Type: openai.TypeInvalidRequest, Param: "token", Code: "wrong_token",
@@ -45,10 +52,36 @@ func (s *Server) serveRelease(w http.ResponseWriter, req *http.Request) {
 	}
 	released, err := s.engine.Release(*r.ID, *r.Lease)
 	if err != nil {
-		writeError(w, &openai.Error{Status: http.StatusServiceUnavailable, Type: openai.TypeServer, Code: string(engine.KindUnavailable), Message: err.Error()})
+		writeError(w, unavailable(err))
 		return
 	}
+	writeReleased(w, released)
+}
+
+// releaseByKey lets go what the request with a key holds, or will. One that runs ends without a hold.
+func (s *Server) releaseByKey(w http.ResponseWriter, key string) {
+	holds, released := s.keys.release(time.Now(), key)
+	var failed error
+	for _, h := range holds {
+		ok, err := s.engine.Release(h.id, h.lease)
+		if err != nil {
+			failed = err
+		}
+		released = released || ok
+	}
+	if failed != nil {
+		writeError(w, unavailable(failed))
+		return
+	}
+	writeReleased(w, released)
+}
+
+func writeReleased(w http.ResponseWriter, released bool) {
 	_ = writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"released":%t}`, released))
+}
+
+func unavailable(err error) *openai.Error {
+	return &openai.Error{Status: http.StatusServiceUnavailable, Type: openai.TypeServer, Code: string(engine.KindUnavailable), Message: err.Error()}
 }
 
 func parseRelease(body []byte) (releaseRequest, error) {
@@ -61,10 +94,15 @@ func parseRelease(body []byte) (releaseRequest, error) {
 			err = fmt.Errorf("something follows the object")
 		}
 	}
-	const shape = `want {"request_id": TEXT, "lease": NUMBER, "token": TEXT}`
+	const shape = `want {"request_id": TEXT, "lease": NUMBER, "token": TEXT} or {"key": TEXT}`
 	switch {
 	case err != nil:
 		return r, invalid("", openai.CodeInvalidJSON, "The body cannot be read: %v; "+shape+".", err)
+	case r.Key != nil && (r.ID != nil || r.Lease != nil || r.Token != nil):
+		return r, invalid("key", openai.CodeInvalidValue, "key stands beside other fields; "+shape+".")
+	case r.Key != nil && !wire.IsReleaseKey(*r.Key):
+		return r, invalid("key", openai.CodeInvalidValue, "key must be %d hexadecimal digits in lower case; "+shape+".", wire.ReleaseKeyLen)
+	case r.Key != nil:
 	case r.ID == nil || *r.ID == "":
 		return r, invalid("request_id", openai.CodeInvalidValue, "request_id is missing; "+shape+".")
 	case r.Lease == nil:

@@ -81,6 +81,11 @@ func TestRelease(t *testing.T) {
 		{"wrong types", `{"request_id":["r"],"lease":7,"token":"x"}`, 400, "cannot be read"},
 		{"a negative lease", `{"request_id":"r","lease":-7,"token":"x"}`, 400, "cannot be read"},
 		{"a key too many", `{"request_id":"r","lease":7,"token":"x","all":true}`, 400, "cannot be read"},
+		{"an unknown key", `{"key":"` + strings.Repeat("0", wire.ReleaseKeyLen) + `"}`, 200, `{"released":false}`},
+		{"an empty key", `{"key":""}`, 400, `"param":"key"`},
+		{"a long key", `{"key":"` + strings.Repeat("0", wire.ReleaseKeyLen+1) + `"}`, 400, `"param":"key"`},
+		{"a key in upper case", `{"key":"` + strings.Repeat("A", wire.ReleaseKeyLen) + `"}`, 400, `"param":"key"`},
+		{"a key beside a token", `{"key":"` + strings.Repeat("0", wire.ReleaseKeyLen) + `","token":"x"}`, 400, `"param":"key"`},
 		{"two objects", good + good, 400, "something follows"},
 		{"half an object", good[:len(good)-1], 400, "cannot be read"},
 		{"deep", strings.Repeat("[", maxReleaseBody), 400, "cannot be read"},
@@ -91,7 +96,7 @@ func TestRelease(t *testing.T) {
 		if resp.StatusCode != c.status || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %d %s, want %d %s", c.name, resp.StatusCode, got, c.status, c.want)
 		}
-		if want := c.status == 200; (len(asked) == 1) != want || want && asked[0] != id+" 7" {
+		if want := c.status == 200 && c.body == good; (len(asked) == 1) != want || want && asked[0] != id+" 7" {
 			t.Errorf("%s: the engine was asked for %q", c.name, asked)
 		}
 	}
@@ -109,7 +114,7 @@ func TestRelease(t *testing.T) {
 }
 
 func FuzzRelease(f *testing.F) {
-	for _, s := range []string{releaseBody("cmpl-R-0-00000000", 1790000000000000, "00ff"), `{}`, `{"lease":1e3}`, `{"request_id":null}`, `[]`, `{"request_id":"\ud800","lease":0,"token":""}`} {
+	for _, s := range []string{releaseBody("cmpl-R-0-00000000", 1790000000000000, "00ff"), `{}`, `{"lease":1e3}`, `{"request_id":null}`, `[]`, `{"request_id":"\ud800","lease":0,"token":""}`, keyBody(testKey), `{"key":"0","lease":1}`} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, body string) {
@@ -117,6 +122,12 @@ func FuzzRelease(f *testing.F) {
 		if err != nil {
 			if e := asAPIError(err); e.Status != 400 {
 				t.Errorf("%q: %v", body, e)
+			}
+			return
+		}
+		if r.Key != nil {
+			if r.ID != nil || r.Lease != nil || r.Token != nil || !wire.IsReleaseKey(*r.Key) {
+				t.Errorf("%q: read as %+v", body, r)
 			}
 			return
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvferry/kvferry/engine"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/openai"
+	"github.com/kvferry/kvferry/wire"
 )
 
 func (s *Server) serveCompletions(w http.ResponseWriter, req *http.Request) {
@@ -57,6 +58,12 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, parse func(name
 		return
 	}
 	w.Header().Set("X-Request-Id", name)
+	ctx, keyed, err := s.keys.begin(req.Context(), start, req.Header.Get(wire.ReleaseKeyHeader))
+	if err != nil {
+		writeError(w, asAPIError(err))
+		return
+	}
+	defer keyed.end()
 	body, err := s.readBody(w, req, s.cfg.MaxBody)
 	if err != nil {
 		writeError(w, asAPIError(err))
@@ -70,9 +77,9 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, parse func(name
 		writeError(w, asAPIError(err))
 		return
 	}
-	a := &answer{s: s, w: w, rc: http.NewResponseController(w), job: j, format: format, start: start, created: start.Unix()}
+	a := &answer{s: s, w: w, rc: http.NewResponseController(w), job: j, keyed: keyed, format: format, start: start, created: start.Unix()}
 	a.texts = make([]part, len(j.children))
-	a.run(req.Context())
+	a.run(ctx)
 }
 
 // part is what is known of one child.
@@ -143,7 +150,17 @@ func (a *answer) run(ctx context.Context) {
 			return
 		}
 	}
-	delivered = a.finish(ctx)
+	delivered = a.finish(ctx) && a.keyed.deliver(time.Now(), a.holds())
+}
+
+// holds are what the answer leaves for peers.
+func (a *answer) holds() (all []hold) {
+	for _, t := range a.texts {
+		if p := t.end.Params; p != nil && p.Lease != 0 {
+			all = append(all, hold{p.RemoteRequestID, p.Lease})
+		}
+	}
+	return all
 }
 
 // read passes on what a stream says until its last output. A panic is a failure of this request.

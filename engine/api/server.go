@@ -74,6 +74,7 @@ type Server struct {
 	inFlight atomic.Int64
 	bodies   atomic.Int64 // bytes of bodies that are being read or parsed
 	conns    *conns
+	keys     *keys
 	secret   [32]byte // of release tokens
 
 	patience  time.Duration // clientWriteTimeout
@@ -100,7 +101,7 @@ func newServer(cfg Config, e backend) (*Server, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{engine: e, cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), created: time.Now().Unix(),
-		conns: newConns(maxConns), patience: clientWriteTimeout, silence: clientReadTimeout, maxBodies: maxBodyBytes}
+		conns: newConns(maxConns), keys: newKeys(), patience: clientWriteTimeout, silence: clientReadTimeout, maxBodies: maxBodyBytes}
 	_, _ = rand.Read(s.secret[:]) // never fails
 	s.metrics = newMetrics(e, &s.inFlight)
 	for _, c := range cfg.Collectors {

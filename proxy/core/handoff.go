@@ -54,6 +54,12 @@ func releasable(p *kv.TransferParams) bool {
 // ReleaseBody is what P's /kv/release is sent to let go what a Releasable hand-off is about.
 func (h Handoff) ReleaseBody() []byte { return releaseBody(&h.params) }
 
+// KeyReleaseBody is what P's /kv/release is sent to let go whatever it keeps, or will, of the leg that was sent
+// with a key.
+func KeyReleaseBody(key string) []byte {
+	return append(appendString([]byte(`{"key":`), key), '}')
+}
+
 func releaseBody(p *kv.TransferParams) []byte {
 	b := appendString([]byte(`{"request_id":`), string(p.RemoteRequestID))
 	b = strconv.AppendUint(append(b, `,"lease":`...), uint64(p.Lease), 10)

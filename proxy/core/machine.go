@@ -63,6 +63,9 @@ type (
 		// Handoff: P keeps the KV and has said where; if there is a Failure, the hand-off cannot be used.
 		// Releasable: P has said how it is told to let go. Both are always false for D.
 		Handoff, Releasable bool
+		// Unread: P was sent its leg, and nobody knows what it has answered, if anything: it may keep the KV. It
+		// can be told to let that go by the leg's key. Only with a Failure, and false for D.
+		Unread bool
 	}
 	// ClientGone: nobody reads the answer any more.
 	ClientGone struct{}
@@ -97,8 +100,8 @@ type (
 		Attempt int
 		Cause   string
 	}
-	// Release tells the P of an attempt to let its hand-off go: no D has taken it, and no leg of the
-	// attempt is left. Nothing waits for it.
+	// Release tells the P of an attempt to let go what it keeps, or may keep: no D has taken it, and no leg of
+	// the attempt is left. Nothing waits for it.
 	Release struct{ Attempt int }
 	// Commit sends the status and headers of D's stream.
 	Commit struct{}
@@ -159,7 +162,8 @@ type legState struct {
 // Commit after a failure, and End once every started leg has ended.
 //
 // A hand-off of P's that no D has taken when the attempt is over (D refused or failed, or had no leg yet;
-// the client left; the engines are no pair) is released, once, if P has said how. Of a P that has not,
+// the client left; the engines are no pair) is released, once, if P has said how; so is what P may keep if
+// its leg ended before its answer was read. Of a P that has not,
 // which a stock one is, it goes into D's leg, and if nobody waits for the answer any more, that leg is
 // cancelled at once and D lets P know. What neither reaches is left to P's lease: the hand-off of such a P
 // for engines that are no pair, or to a D that refuses its leg.
@@ -176,7 +180,7 @@ type Machine struct {
 	unpaired     bool // located without success
 	prefilled    bool // P has answered
 	handoff      bool // and keeps the KV
-	keeps        bool // P keeps KV, and has said how it is let go
+	keeps        bool // P keeps KV and has said how it is let go, or it may keep some
 	taken        bool // D has answered: it has what it wanted of it
 	outcome      Outcome
 	out          []Action
@@ -305,7 +309,7 @@ func (m *Machine) legEnded(now time.Time, ev Ended) {
 		m.outcome.PrefillDone = now
 		fallthrough
 	default:
-		m.keeps = ev.Handoff && ev.Releasable
+		m.keeps = ev.Handoff && ev.Releasable || ev.Unread
 	}
 	switch {
 	case m.phase != running:

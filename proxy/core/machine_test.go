@@ -96,9 +96,9 @@ func TestScenarios(t *testing.T) {
 			case "failed":
 				f := &Failure{Leg: which, Kind: Status, Status: 500, Retry: d.HasArg("retry"), Told: d.HasArg("told"), NoKV: d.HasArg("nokv")}
 				d.MaybeScanArgs(t, "status", &f.Status)
-				ev = Ended{Leg: which, Attempt: attempt, Failure: f, Handoff: d.HasArg("handoff"), Releasable: d.HasArg("releasable")}
+				ev = Ended{Leg: which, Attempt: attempt, Failure: f, Handoff: d.HasArg("handoff"), Releasable: d.HasArg("releasable"), Unread: d.HasArg("unread")}
 			case "cancelled":
-				ev = Ended{Leg: which, Attempt: attempt, Failure: &Failure{Leg: which, Kind: Cancelled}}
+				ev = Ended{Leg: which, Attempt: attempt, Failure: &Failure{Leg: which, Kind: Cancelled}, Unread: d.HasArg("unread")}
 			case "gone":
 				ev = ClientGone{}
 			case "tick":
@@ -205,7 +205,8 @@ func (d *modelDriver) event() Event {
 		f := &Failure{Leg: leg, Kind: Broken, Status: 502, Retry: rapid.Bool().Draw(d.t, "retry"), NoKV: rapid.Bool().Draw(d.t, "no KV"), Told: rapid.Bool().Draw(d.t, "told")}
 		possible = append(possible, Ended{Leg: leg, Attempt: d.attempt, Failure: f},
 			Ended{Leg: leg, Attempt: d.attempt, Handoff: leg == Prefill && rapid.Bool().Draw(d.t, "hand-off"), Releasable: leg == Prefill && rapid.Bool().Draw(d.t, "releasable")},
-			Ended{Leg: leg, Attempt: d.attempt, Failure: f, Handoff: leg == Prefill, Releasable: leg == Prefill}) // one that cannot be used
+			Ended{Leg: leg, Attempt: d.attempt, Failure: f, Handoff: leg == Prefill, Releasable: leg == Prefill}, // one that cannot be used
+			Ended{Leg: leg, Attempt: d.attempt, Failure: f, Unread: leg == Prefill})
 		if leg == Decode {
 			possible = append(possible, Chunk{d.attempt}, Chunk{d.attempt})
 		}
@@ -226,7 +227,7 @@ func (d *modelDriver) event() Event {
 			d.running[ev.Leg] = false
 			switch {
 			case ev.Leg == Prefill:
-				d.keeps = ev.Handoff && ev.Releasable && !d.taken
+				d.keeps = (ev.Handoff && ev.Releasable || ev.Unread) && !d.taken
 			case ev.Failure == nil:
 				d.taken, d.keeps = true, false
 			}
