@@ -36,7 +36,12 @@ func TestRefusedHandoffIsFree(t *testing.T) {
 						h.ServeHTTP(w, req)
 						return
 					}
-					<-answered // by any P: there are as many
+					_, _ = io.Copy(io.Discard, req.Body)
+					select {
+					case <-answered: // by any P: there are as many
+					case <-req.Context().Done(): // or P's leg was cut with this one before it arrived
+						return
+					}
 					w.Header().Set("Retry-After", "1")
 					http.Error(w, `{"error":{"message":"no room"}}`, http.StatusTooManyRequests)
 				})
