@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -270,6 +271,43 @@ func TestConnectionsCut(t *testing.T) {
 		x.works(t)
 		x.home(t, true, true)
 	})
+}
+
+// One bit of the KV changes on the way: the transfer fails and with it the request, and the same prompt has the
+// right tokens when it comes again.
+func TestBytesChangeOnTheWay(t *testing.T) {
+	inBothModes(t, nil, func(t *testing.T, x *trio) {
+		x.works(t)
+		x.home(t, true, true)
+		r, back := x.toDecode, false // P writes
+		if x.mode == kv.Pull {
+			r, back = x.toPrefill, true // D reads
+		}
+		prompt := text(61, 700) // 1.8 MB of KV
+		r.spoil(200_000, back)
+		a := <-x.ask(prompt, 8)
+		if !r.spoiled(back) {
+			t.Fatal("too few bytes have come by; the test proves nothing")
+		}
+		failed(t, a, "checksum")
+		x.home(t, true, true)
+		if got, want := answerOf(t, x.router, prompt), answerOf(t, x.prefill, prompt); !slices.Equal(got, want) {
+			t.Errorf("after a failed transfer: %v, want %v", got, want)
+		}
+		x.home(t, true, true)
+	})
+}
+
+// answerOf is what a server answers to a prompt.
+func answerOf(t *testing.T, p *process, prompt string) []int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	got, err := complete(ctx, p.ready["url"], completionRequest{Model: "kvferry-tiny", Prompt: prompt, MaxTokens: 8, ReturnTokenIDs: true, IgnoreEOS: true})
+	if err != nil {
+		t.Fatalf("%s: %v", p.name, err)
+	}
+	return got.Tokens
 }
 
 func TestClientGoesAway(t *testing.T) {

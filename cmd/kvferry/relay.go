@@ -15,7 +15,7 @@ const (
 	relayChunk = 16 << 10
 )
 
-// relay forwards TCP connections to one target and can cut them, hold them back or refuse new ones:
+// relay forwards TCP connections to one target and can cut them, hold them back, change a byte or refuse new ones:
 // the bad network of the fault check. Its methods may be called from any goroutine.
 //
 //	engine ──> relay ──> engine's agent or side channel
@@ -33,6 +33,7 @@ type relay struct {
 		budget  int64         // bytes that may flow in one direction before all are held back; -1: any number
 		back    bool          // that direction is the target's answers
 		refuses bool
+		spoil   [2]int64 // bytes that flow forth, and back, before one is changed; 0: none is
 	}
 }
 
@@ -113,6 +114,7 @@ func (r *relay) pump(l *link, dst, src *net.TCPConn, forth bool) {
 			if !r.pass(l, n, forth) {
 				return
 			}
+			r.damage(buf[:n], forth)
 			if _, werr := dst.Write(buf[:n]); werr != nil {
 				l.cut()
 				return
@@ -165,6 +167,42 @@ func (r *relay) limit(n int64, back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.budget, r.mu.back = n, back
+}
+
+// spoil changes the n-th byte, from 1, of those that flow from now on to the target, or back from it.
+func (r *relay) spoil(n int64, back bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.spoil[direction(back)] = n
+}
+
+// spoiled reports whether it has done so.
+func (r *relay) spoiled(back bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.spoil[direction(back)] == 0
+}
+
+func direction(back bool) int {
+	if back {
+		return 1
+	}
+	return 0
+}
+
+// damage does what spoil has asked for to bytes on their way.
+func (r *relay) damage(b []byte, forth bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := &r.mu.spoil[direction(!forth)]
+	switch n := int64(len(b)); {
+	case *left == 0:
+	case *left > n:
+		*left -= n
+	default:
+		b[*left-1] ^= 1
+		*left = 0
+	}
 }
 
 // hold keeps all bytes back, of both directions and of new connections, until release.

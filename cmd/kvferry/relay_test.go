@@ -115,3 +115,26 @@ func relayBudget(t *testing.T, hold func(*relay, int64)) {
 	}
 	waitHeld(t, r)
 }
+
+// The third of four letters is changed by its last bit: c becomes b.
+func TestRelaySpoils(t *testing.T) {
+	r := testRelay(t)
+	r.run(echo(t))
+	c := dialRelay(t, r)
+	for _, back := range []bool{false, true} {
+		r.spoil(8+3, back)
+		if !says(c, "8 bytes!") || r.spoiled(back) {
+			t.Fatal("a byte is changed too early")
+		}
+		got := make([]byte, 4)
+		if _, err := io.WriteString(c, "abcd"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != "abbd" || !r.spoiled(back) {
+			t.Errorf("back %v: %q, %v", back, got, err)
+		}
+		if !says(c, "abcd") {
+			t.Error("a second byte is changed")
+		}
+	}
+}
