@@ -230,7 +230,7 @@ func TestDecodeEngineDies(t *testing.T) {
 	})
 }
 
-// P does not answer: no side channel, another engine at the address, another block size.
+// P does not answer: no side channel, another engine at the address.
 func TestDecodeSideHandshakeFails(t *testing.T) {
 	bubble(t, millisecond, options{}, options{}, func(t *testing.T, p, d *engine) {
 		for name, change := range map[string]func(*kv.TransferParams){
