@@ -160,7 +160,7 @@ func TestSettingsRefused(t *testing.T) {
 		"KVFERRY_BLOCK_SIZ=3":                 "KVFERRY_BLOCK_SIZ is no setting; did you mean KVFERRY_BLOCK_SIZE?",
 		"KVFERRY_PREFIL=3":                    "KVFERRY_PREFIL is no setting; did you mean KVFERRY_PREFILL?",
 		"KVFERRY_KV_TRANSFER_CONFIG=[]":       "KVFERRY_KV_TRANSFER_CONFIG:",
-		"KVFERRY_CONFIG=nowhere/kvferry.yaml": "--config: open nowhere/kvferry.yaml",
+		"KVFERRY_CONFIG=nowhere/kvferry.yaml": "--config (or KVFERRY_CONFIG): open nowhere/kvferry.yaml",
 	} {
 		if _, err := engineSettings(t, nil, []string{env}, ""); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v\nwant %q", env, err, says)
