@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -16,7 +17,13 @@ import (
 	"github.com/kvferry/kvferry/kv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // tests wait for leases more than they compute
+		_ = flag.Set("test.parallel", "6")
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // A request's tokens are those of the model alone, whoever shares its batch, with and without the
 // prefix cache, greedy or seeded, in every layout and chunking.

@@ -12,6 +12,9 @@ import (
 // Either engine may have none, a part or all of a prompt in its prefix cache: P computes what it lacks,
 // D gets what it lacks, and the tokens are the same. The last token is always computed.
 func TestPrefixHits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("computes for long under the race detector")
+	}
 	const block = 16
 	eachMode(t, nil, func(t *testing.T, x pair) {
 		seed := 100

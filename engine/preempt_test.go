@@ -45,6 +45,9 @@ func TestPrefillIsPreempted(t *testing.T) {
 // D takes the blocks of a request whose KV has come, for an earlier one that grows: the prompt is
 // computed by D then, and not transferred again.
 func TestDecodeIsPreempted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("computes for long under the race detector")
+	}
 	eachMode(t, func(c *Config) {
 		c.BlockSize, c.NumBlocks, c.MaxBatchTokens, c.NoPrefixCache = 8, 30, 32, true
 	}, func(t *testing.T, x pair) {

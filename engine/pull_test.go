@@ -289,6 +289,9 @@ func TestPullAfterLease(t *testing.T) {
 
 // A decode request that waits longer than P's lease keeps P's blocks by its beats.
 func TestPullWaitsLongerThanTheLease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("computes for long under the race detector")
+	}
 	t.Parallel()
 	x := newPullPair(t, func(c *Config) { c.Lease, c.NumBlocks = shortLease, 64 })
 	var hogs []*Stream // each has most of D's blocks
