@@ -28,6 +28,7 @@ const (
 
 // checker compares a pair with a single engine.
 type checker struct {
+	began    time.Time
 	flags    upFlags
 	out      *lockedWriter
 	progress *progress
@@ -46,39 +47,57 @@ type checker struct {
 
 // runCheck is `kvferry up --check`. It prints one summary line last.
 func runCheck(ctx context.Context, w io.Writer, f upFlags) error {
-	start := time.Now()
-	ended := ctx.Err
-	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("the check did not end within %v", checkTimeout))
-	defer cancel()
-	c := &checker{flags: f, out: newLockedWriter(w), progress: newProgress(w), baseline: map[*child]float64{}, ended: ended}
-	c.out.verbose = f.verbose
-	c.out.quiet = !f.verbose
-	var cases []checkCase
-	if err := c.start(ctx); err != nil {
-		c.failf("start: %v", err)
-	} else if cases, err = c.cases(); err != nil {
-		c.failf("start: %v", err)
-	} else {
-		c.run(ctx, cases)
-	}
-	if err := c.stop(); err != nil {
-		c.failf("stop: %v", err)
-	}
-	c.progress.clear()
-	if c.interrupted() {
-		return interrupted(c.failures)
-	}
-	if n := len(c.failures); n > 0 {
-		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(start))
-		return errors.New("the pair and the single engine do not agree")
+	c := newChecker(ctx, w, f)
+	cases, err := c.check(ctx, c, "the pair and the single engine do not agree")
+	if err != nil {
+		return err
 	}
 	turns := ""
 	if c.turns > 0 {
 		turns = fmt.Sprintf(" %d turns read back from D,", c.turns)
 	}
 	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d mutants caught, %s over %s, at most 1 prompt token computed on D,%s all blocks home, %s",
-		len(cases), c.requests, len(engine.KVFaults), f.pair.mode, chosenTransport(f.pair.transport), turns, elapsed(start))
+		len(cases), c.requests, len(engine.KVFaults), f.pair.mode, chosenTransport(f.pair.transport), turns, elapsed(c.began))
 	return nil
+}
+
+// checkSite is the engines that a check tries its cases on.
+type checkSite interface {
+	start(ctx context.Context) error
+	run(ctx context.Context, cases []checkCase)
+	stop() error
+}
+
+func newChecker(ctx context.Context, w io.Writer, f upFlags) *checker {
+	c := &checker{flags: f, out: newLockedWriter(w), progress: newProgress(w), baseline: map[*child]float64{}, ended: ctx.Err, began: time.Now()}
+	c.out.verbose, c.out.quiet = f.verbose, !f.verbose
+	return c
+}
+
+// check starts a site, tries the cases on it and stops it. It prints the summary line of a check that has
+// failed, whose error is disagree.
+func (c *checker) check(ctx context.Context, s checkSite, disagree string) (cases []checkCase, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("the check did not end within %v", checkTimeout))
+	defer cancel()
+	if err := s.start(ctx); err != nil {
+		c.failf("start: %v", err)
+	} else if cases, err = c.cases(); err != nil {
+		c.failf("start: %v", err)
+	} else {
+		s.run(ctx, cases)
+	}
+	if err := s.stop(); err != nil {
+		c.failf("stop: %v", err)
+	}
+	c.progress.clear()
+	if c.interrupted() {
+		return nil, interrupted(c.failures)
+	}
+	if n := len(c.failures); n > 0 {
+		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(c.began))
+		return nil, errors.New(disagree)
+	}
+	return cases, nil
 }
 
 // chosenTransport is what a transport setting must lead to between two engines on this machine.

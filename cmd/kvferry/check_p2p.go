@@ -31,33 +31,13 @@ type rackChecker struct {
 
 // runRackCheck is `kvferry up --topology p2p --check`. It prints one summary line last.
 func runRackCheck(ctx context.Context, w io.Writer, f upFlags) error {
-	start := time.Now()
-	ended := ctx.Err
-	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("the check did not end within %v", checkTimeout))
-	defer cancel()
-	c := &rackChecker{checker: &checker{flags: f, out: newLockedWriter(w), progress: newProgress(w), baseline: map[*child]float64{}, ended: ended}}
-	c.out.verbose, c.out.quiet = f.verbose, !f.verbose
-	var cases []checkCase
-	if err := c.start(ctx); err != nil {
-		c.failf("start: %v", err)
-	} else if cases, err = c.cases(); err != nil {
-		c.failf("start: %v", err)
-	} else {
-		c.run(ctx, cases)
-	}
-	if err := c.stop(); err != nil {
-		c.failf("stop: %v", err)
-	}
-	c.progress.clear()
-	if c.interrupted() {
-		return interrupted(c.failures)
-	}
-	if n := len(c.failures); n > 0 {
-		c.out.linef("check FAILED: %d faults in %d cases, %d requests; the first: %s; %s", n, len(cases), c.requests, c.failures[0], elapsed(start))
-		return errors.New("two engines that share KV blocks and a single engine do not agree")
+	c := &rackChecker{checker: newChecker(ctx, w, f)}
+	cases, err := c.check(ctx, c, "two engines that share KV blocks and a single engine do not agree")
+	if err != nil {
+		return err
 	}
 	c.out.linef("check passed: %d cases, %d requests equal to a single engine token by token, %d tokens from %s over %s, at most one block computed, %d mutants caught, all blocks home, %s",
-		len(cases), c.requests, c.tokens, c.from(), chosenTransport(f.pair.transport), len(tier.Faults), elapsed(start))
+		len(cases), c.requests, c.tokens, c.from(), chosenTransport(f.pair.transport), len(tier.Faults), elapsed(c.began))
 	return nil
 }
 
