@@ -186,6 +186,13 @@ func (s *site) onDecodeLine(line string) {
 	s.out.passWarnings(s.decode.name)(line)
 }
 
+// readBack is how many turns were read back until now.
+func (s *site) readBack() int {
+	s.received.Lock()
+	defer s.received.Unlock()
+	return s.received.back
+}
+
 // transports says how KV came, for the summary; an error if not by what was asked for. A short check
 // may find no quiet moment for one of two transports.
 func (s *site) transports(setting string, short bool) (string, error) {

@@ -15,8 +15,14 @@ type fireTurns struct {
 	context int // tokens of the engines
 	mu      struct {
 		sync.Mutex
-		answers []*fireAnswer // of all turns but the first, in no order
+		answers []*fireAnswer // of all turns but the first, and of the conversations after the fire, in no order
 	}
+}
+
+func (t *fireTurns) add(a *fireAnswer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.answers = append(t.mu.answers, a)
 }
 
 // planTurns gives every other request one turn more, or two, by a chance of its own: the rest of a seed's schedule stays.
@@ -41,9 +47,27 @@ func (c *fireChecker) goOn(ctx context.Context, router string, a *fireAnswer) {
 			return
 		}
 		a = c.ask(ctx, router, next)
-		c.turns.mu.Lock()
-		c.turns.mu.answers = append(c.turns.mu.answers, a)
-		c.turns.mu.Unlock()
+		c.turns.add(a)
+	}
+}
+
+// converse has a conversation after the last fault, and others, until a turn was read back: under fire that
+// is chance. Peers that have lost each other a moment ago may compute a turn instead.
+func (c *fireChecker) converse(ctx context.Context) {
+	c.progress.show("a conversation after the fire")
+	ctx, cancel := context.WithTimeout(ctx, requestBound)
+	defer cancel()
+	for n := len(c.fire); c.site.readBack() == 0; n++ {
+		first := c.ask(ctx, c.site.router.url(), fireRequest{
+			number: n, prompt: text(1000+n, 200), maxTokens: 8, conversation: fmt.Sprintf("conversation %d", n), turns: 1,
+		})
+		c.turns.add(first)
+		c.goOn(ctx, c.site.router.url(), first)
+		// The engine's line may be on its way.
+		if !sleep(ctx, settlePoll) {
+			c.failf("turns: after the last fault no turn was read back within %v", requestBound)
+			return
+		}
 	}
 }
 
