@@ -205,6 +205,13 @@ func (t *Manager) Block(s core.Slot) []byte {
 	return t.cfg.Memory[at : at+t.cfg.BlockLen : at+t.cfg.BlockLen]
 }
 
+// Empty reports whether no block is in memory, and no job or peer has one. It is quick, whatever the memory's size.
+func (t *Manager) Empty() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.m.Empty()
+}
+
 // Stats counts.
 func (t *Manager) Stats() core.Stats {
 	t.mu.Lock()

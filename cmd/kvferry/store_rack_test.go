@@ -37,6 +37,20 @@ const (
 // newCPUTier makes a tier and waits until its store can be asked.
 func newCPUTier(t *testing.T, store *process, fingerprint string) *cpuTier {
 	t.Helper()
+	e := startCPUTier(t, store, fingerprint)
+	eventually(t, "a session with the store", func() bool {
+		if e.peers.StoreUp() {
+			return true
+		}
+		e.request(func(kv.RequestID) {}) // makes it dial again
+		return false
+	})
+	return e
+}
+
+// startCPUTier makes a tier that begins to dial its store.
+func startCPUTier(t *testing.T, store *process, fingerprint string) *cpuTier {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -71,13 +85,6 @@ func newCPUTier(t *testing.T, store *process, fingerprint string) *cpuTier {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.close)
-	eventually(t, "a session with the store", func() bool {
-		if e.peers.StoreUp() {
-			return true
-		}
-		e.request(func(kv.RequestID) {}) // makes it dial again
-		return false
-	})
 	return e
 }
 

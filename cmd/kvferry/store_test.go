@@ -171,3 +171,30 @@ func TestStoreComesBack(t *testing.T) {
 	e.compute(blockKeys(12, 14))
 	eventually(t, "what is computed now", func() bool { return number(again, "kvferry_store_files") == 12 })
 }
+
+// A store that is started on the files of one model refuses an engine of another, says of both what they are and
+// what to do, and has the blocks afterwards.
+func TestStoreKeepsItsModel(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	args := []string{"--size", "16MiB", "--fs", dir}
+	store := storeUp(t, args...)
+	a := newCPUTier(t, store, "a model")
+	a.compute(blockKeys(0, 4))
+	eventually(t, "files", func() bool { return number(store, "kvferry_store_files") == 4 })
+	a.close()
+	store.kill()
+	again := storeUp(t, args...)
+	b := startCPUTier(t, again, "another model")
+	again.waitLine(func(l string) bool {
+		return strings.Contains(l, "peer_refused") && strings.Contains(l, "a model") && strings.Contains(l, "another model") &&
+			strings.Contains(l, "--namespaces") && strings.Contains(l, dir)
+	})
+	if b.peers.StoreUp() {
+		t.Error("the newcomer is taken")
+	}
+	b.close()
+	if got := newCPUTier(t, again, "a model").fetch(blockKeys(0, 5)); got != "++++-" {
+		t.Errorf("afterwards: %s", got)
+	}
+}

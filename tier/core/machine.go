@@ -166,6 +166,9 @@ func (m *Machine) Reset() {
 	m.changed = true
 }
 
+// Empty reports whether no block is here, and no job or peer has one.
+func (m *Machine) Empty() bool { return len(m.pool.index)+len(m.jobs)+len(m.pins) == 0 }
+
 // Stats counts.
 func (m *Machine) Stats() Stats {
 	s := m.stats

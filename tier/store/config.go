@@ -31,7 +31,7 @@ type Config struct {
 	Instance, HostID string
 	// Intake bounds what is fetched.
 	Intake intake.Config
-	// Unused is how long a namespace must have had no peer to give way. 0: DefaultUnused.
+	// Unused is how long a namespace that holds nothing must have had no peer to give way. 0: DefaultUnused.
 	Unused time.Duration
 	// PingEvery is that of p2p.Config.
 	PingEvery time.Duration

@@ -14,8 +14,9 @@
 // Blocks are those of one model only: fingerprint, hash seed and block length are the namespace, which
 // the first engine that connects makes. Each has memory, files, an agent and a p2p tier of its own, an
 // equal share of what the store has. There are at most Config.Namespaces of them: when all are taken,
-// one that no engine has used for a while gives way, with its blocks and files; else the newcomer is
-// refused, with the reason.
+// one that holds nothing and that no engine has used for a while gives way; else the newcomer is refused, with
+// the reason. One that holds blocks, in memory or files, never gives way, however long it was not used: what a
+// fleet has left here is not lost to one engine that is set up wrongly. Who wants it gone deletes its folder.
 //
 //	<folder>/<16 hex of the facts>/namespace.json     what they are
 //	<folder>/<16 hex of the facts>/<…>                package fs

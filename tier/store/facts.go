@@ -47,6 +47,11 @@ func (f Facts) ID() string {
 	return hex.EncodeToString(sum[:idLen])
 }
 
+// String is the facts for people. Peers' words are told in a form that does no harm to a log.
+func (f Facts) String() string {
+	return fmt.Sprintf("fingerprint %s, hash seed %s, blocks of %d bytes", printable(f.Fingerprint, namedLen), printable(f.HashSeed, namedLen), f.BlockLen)
+}
+
 // text is the facts as package fs wants them.
 func (f Facts) text() string { return fmt.Sprintf("%q %q %d", f.Fingerprint, f.HashSeed, f.BlockLen) }
 

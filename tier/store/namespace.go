@@ -317,6 +317,18 @@ func (n *namespace) close() error {
 	return errors.Join(n.blocks.Close(), n.agent.Close())
 }
 
+// empty reports whether the namespace holds nothing, in memory or files, and nothing is on its way. One that is
+// being opened may hold anything.
+func (n *namespace) empty() bool {
+	n.mu.Lock()
+	open, batches := n.mu.open, n.mu.intake.Stats().Batches
+	n.mu.Unlock()
+	if !open || batches > 0 || !n.blocks.Empty() {
+		return false
+	}
+	return n.files == nil || n.files.Stats().Blocks == 0 && len(n.files.Recovery().Foreign) == 0
+}
+
 // stats counts.
 func (n *namespace) stats() NamespaceStats {
 	out := NamespaceStats{Facts: n.facts, Peers: n.port.Links(), BlockLen: int64(n.facts.BlockLen)}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -144,7 +145,7 @@ func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
 	}
 	place := s.place()
 	if place < 0 {
-		return nil, fmt.Sprintf("its model facts are others than those of all %d namespaces, which are in use; allow the store more of them", s.cfg.Namespaces)
+		return nil, s.noPlace(f)
 	}
 	old := s.mu.table[place]
 	if old != nil {
@@ -157,7 +158,8 @@ func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
 }
 
 // place is where a new namespace may go: a free place, or that of the one unused for longest, if it has
-// been for long enough; -1 for none. The lock is held.
+// been for long enough and holds nothing; -1 for none. A newcomer, which may only be set up wrongly, never
+// costs others their blocks. The lock is held.
 func (s *Store) place() int {
 	best, longest := -1, s.cfg.Unused
 	now := time.Now()
@@ -165,11 +167,36 @@ func (s *Store) place() int {
 		if n == nil {
 			return i
 		}
-		if d := n.port.Unused(now); d >= longest {
+		if d := n.port.Unused(now); d >= longest && n.empty() {
 			best, longest = i, d
 		}
 	}
 	return best
+}
+
+// noPlace says why a newcomer gets no namespace, and what can be done. The lock is held.
+func (s *Store) noPlace(f Facts) string {
+	var kept []string
+	for _, n := range s.mu.table {
+		if len(kept) == namedNamespaces {
+			kept = append(kept, fmt.Sprintf("%d more", len(s.mu.table)-namedNamespaces))
+			break
+		}
+		state := "used a moment ago"
+		switch {
+		case n.port.Links() > 0:
+			state = "in use"
+		case !n.empty():
+			state = "it holds blocks"
+		}
+		kept = append(kept, fmt.Sprintf("%s %v (%s)", n.facts.ID(), n.facts, state))
+	}
+	giveUp := "start the store anew"
+	if s.cfg.Folder != "" {
+		giveUp = "stop the store and delete the namespace's folder in " + s.cfg.Folder
+	}
+	return fmt.Sprintf("its model facts, %v, are not those of the store, which keeps %s: start the engine with the model and hash seed of these, "+
+		"or allow the store more namespaces than %d (--namespaces); to give up what one holds, %s", f, strings.Join(kept, "; "), s.cfg.Namespaces, giveUp)
 }
 
 // replace ends the old namespace of a place, with its files, and opens the new one. What it cannot open
@@ -177,7 +204,7 @@ func (s *Store) place() int {
 func (s *Store) replace(old, n *namespace) {
 	var err error
 	if old != nil {
-		old.note("namespace_replaced", false, "", "no engine has used it for %v; its place goes to %s", s.cfg.Unused, n.facts.ID())
+		old.note("namespace_replaced", false, "", "it holds nothing, and no engine has used it for %v; its place goes to %s", s.cfg.Unused, n.facts.ID())
 		err = errors.Join(old.close(), s.remove(old.facts, "another namespace has its place"))
 		s.mu.Lock()
 		delete(s.mu.leaving, old.facts)
@@ -194,13 +221,13 @@ func (s *Store) refused(identity, why string) {
 	s.mu.Lock()
 	s.mu.refused++
 	s.mu.Unlock()
-	s.note(Note{What: "peer_refused", Peer: printable(identity), Bad: true, Text: why})
+	s.note(Note{What: "peer_refused", Peer: printable(identity, 80), Bad: true, Text: why})
 }
 
 // printable is a peer's word for itself in a form that does no harm to a log.
-func printable(s string) string {
-	if len(s) > 80 {
-		s = s[:80] + "…"
+func printable(s string, most int) string {
+	if len(s) > most {
+		s = s[:most] + "…"
 	}
 	return fmt.Sprintf("%+q", s)
 }

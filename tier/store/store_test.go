@@ -354,8 +354,7 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// Engines of another model have a namespace of their own as long as there is a place; then one that is
-// not used gives way, with its files.
+// Engines of another model have a namespace of their own as long as there is a place.
 func TestNamespaces(t *testing.T) {
 	r := newRack(t)
 	dir := t.TempDir()
@@ -374,24 +373,80 @@ func TestNamespaces(t *testing.T) {
 	if third.peers.StoreUp() {
 		t.Fatal("a third has a place")
 	}
+	two.close()
+	third.close()
 	one.close()
 	again.close()
-	third.connected()
-	if len(r.noted("namespace_replaced")) != 1 || len(r.noted("namespace_removed")) != 1 {
-		t.Errorf("told: %+v", r.mu.notes)
-	}
-	third.compute(keys(6, 8))
-	r.await("blocks", func() bool {
-		return r.files("three") == 2
-	})
-	two.expect("own", keys(3, 8), "+++--")
-	third.close()
-	two.close()
+	last := r.engine("one").connected()
+	last.compute(keys(6, 7))
+	r.await("blocks", func() bool { return r.files("one") == 4 })
+	last.close()
 	r.drain()
 	r.close()
 	r.open(func(c *Config) { change(c); c.Namespaces = 1 }) // the one used last stays
-	if s := r.store.Stats().Namespaces; len(s) != 1 || s[0].Facts.Fingerprint != "three" || s[0].Files.Blocks != 2 {
+	if s := r.store.Stats().Namespaces; len(s) != 1 || s[0].Files.Blocks == 0 {
 		t.Errorf("after a restart: %+v", s)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("folders: %v", entries)
+	}
+}
+
+// A newcomer with other facts is refused as long as there is a block, in memory or only in files, however long
+// nobody has used them. The refusal names both facts and what to do.
+func TestNewcomerCostsNoBlock(t *testing.T) {
+	for _, folder := range []string{"", t.TempDir()} {
+		r := newRack(t)
+		change := func(c *Config) { c.Folder, c.FolderSize, c.Unused = folder, 1<<20, time.Nanosecond }
+		r.open(change)
+		a := r.engine("mine").connected()
+		a.compute(keys(0, 3))
+		r.has(3)
+		a.close()
+		if folder != "" { // its memory is empty, and nobody has come yet
+			r.drain()
+			r.close()
+			r.open(change)
+		}
+		r.await("no peer", func() bool { return r.store.Stats().Namespaces[0].Peers == 0 })
+		b := r.engine("other")
+		r.await("refusal", func() bool { return len(r.noted("peer_refused")) > 0 })
+		told := r.noted("peer_refused")[0]
+		mine := Facts{Fingerprint: "mine", HashSeed: p2p.StockHashSeed, BlockLen: blockLen}
+		other := Facts{Fingerprint: "other", HashSeed: p2p.StockHashSeed, BlockLen: blockLen}
+		for _, want := range []string{mine.String(), other.String(), mine.ID(), "it holds blocks", "--namespaces", folder} {
+			if !strings.Contains(told.Text, want) {
+				t.Errorf("told %q, without %q", told.Text, want)
+			}
+		}
+		if b.peers.StoreUp() || !told.Bad {
+			t.Errorf("the newcomer is taken: %+v", told)
+		}
+		if n := len(r.noted("namespace_replaced")) + len(r.noted("namespace_removed")); n > 0 {
+			t.Errorf("told: %+v", r.mu.notes)
+		}
+		b.close()
+		r.engine("mine").connected().expect("r", keys(0, 4), "+++-")
+		r.close()
+	}
+}
+
+// A namespace that never held a block, as that of an engine that was set up wrongly, gives way to the right one.
+func TestEmptyNamespaceGivesWay(t *testing.T) {
+	r := newRack(t)
+	dir := t.TempDir()
+	r.open(func(c *Config) { c.Folder, c.FolderSize, c.Unused = dir, 1<<20, time.Nanosecond })
+	wrong := r.engine("wrong").connected()
+	right := r.engine("right")
+	r.await("refusal", func() bool { return len(r.noted("peer_refused")) > 0 })
+	if n := r.noted("peer_refused")[0]; !strings.Contains(n.Text, "(in use)") {
+		t.Errorf("told: %+v", n)
+	}
+	wrong.close()
+	right.connected().compute(keys(0, 2))
+	r.has(2)
+	if len(r.noted("namespace_replaced")) != 1 || r.files("right") != 2 {
+		t.Errorf("told: %+v", r.mu.notes)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("folders: %v", entries)
