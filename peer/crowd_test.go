@@ -49,6 +49,7 @@ func crowd(t *testing.T, slots int) {
 			})
 		case i < 30: // answers ZMTP, but knows no rank that it is asked for
 			defer b.serve(t, addr, engine, "i", 0).Close()
+			b.distant(addr)
 		default:
 			defer b.serve(t, addr, engine, "i", 2).Close()
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/event"
@@ -51,6 +52,17 @@ func (f *fabric) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 		return nil, errors.New("connection refused")
 	}
 	return host(ctx)
+}
+
+// distant makes dials of a host take a moment: all that is asked for in this one has the same handshake.
+func (f *fabric) distant(addr string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	host := f.mu.hosts[addr]
+	f.mu.hosts[addr] = func(ctx context.Context) (net.Conn, error) {
+		time.Sleep(time.Millisecond)
+		return host(ctx)
+	}
 }
 
 // blackHole never answers a dial.

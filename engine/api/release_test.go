@@ -30,7 +30,7 @@ func keeping(r engine.Request) []engine.Output {
 // prefill runs a prefill leg and gives what /kv/release must be sent.
 func (r *rig) prefill(t *testing.T, prompt string) (kv.TransferParams, string) {
 	t.Helper()
-	resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":1,"kv_transfer_params":%s}`, prompt, prefillParams))
+	resp, got := r.do(t, "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":1,"ignore_eos":true,"kv_transfer_params":%s}`, prompt, prefillParams))
 	if resp.StatusCode != http.StatusOK {
 		t.Fatal(got)
 	}
@@ -260,7 +260,7 @@ func TestRealRelease(t *testing.T) {
 				}
 				free(t, e)
 			}
-			body := fmt.Sprintf(`{"prompt":["a","b"],"n":2,"max_tokens":1,"kv_transfer_params":%s}`, prefillParams)
+			body := fmt.Sprintf(`{"prompt":["a","b"],"n":2,"max_tokens":1,"ignore_eos":true,"kv_transfer_params":%s}`, prefillParams)
 			r.ServeHTTP(brokenWriter{httptest.NewRecorder()}, httptest.NewRequest("POST", "/v1/completions", strings.NewReader(body)))
 			free(t, e)
 			if got := e.Stats().Finished[connector.FinishLength]; got != 5 {

@@ -41,6 +41,7 @@ type tracked struct {
 	Request
 	epoch  int // when it got its blocks
 	next   int // position where it goes on unless it got other blocks
+	lost   int // how often it had lost its blocks by then
 	got    []kv.Token
 	finish connector.FinishReason
 	err    error
@@ -116,8 +117,9 @@ func (w *world) reset(a CacheReset) {
 // there that is older, nor anything that was computed behind it.
 func (w *world) checkAge(s Sequence) {
 	r := w.reqs[s.ID]
-	if s.Start != r.next || s.Start == 0 {
-		r.epoch = w.epoch // it has new blocks
+	lost := w.lost(s.ID)
+	if s.Start != r.next || s.Start == 0 || lost != r.lost {
+		r.epoch, r.lost = w.epoch, lost // it has new blocks
 	}
 	for p := range s.Start {
 		if got := w.mem.epochs[w.mem.slot(s.Blocks, p)]; got < r.epoch {
@@ -127,6 +129,9 @@ func (w *world) checkAge(s Sequence) {
 	r.next = s.Start + len(s.Tokens)
 	w.mem.stamp(s.Blocks, s.Start, r.next, r.epoch)
 }
+
+// lost is how often a request that has not ended lost its blocks.
+func (w *world) lost(id kv.RequestID) int { return w.m.requests[id].usage.Preemptions }
 
 func (w *world) checkBatch(batch []Sequence) {
 	if w.batch != nil {
@@ -320,7 +325,7 @@ func (w *world) settle(q *fakeReq, fail bool) {
 		w.mem.write(q.blocks, from, all[from:])
 		w.mem.stamp(q.blocks, from, len(all), q.epoch)
 		if r := w.reqs[q.ID]; !q.finished {
-			r.epoch, r.next = q.epoch, min(q.computed+q.external, len(r.Prompt)-1)
+			r.epoch, r.next, r.lost = q.epoch, min(q.computed+q.external, len(r.Prompt)-1), w.lost(q.ID)
 		}
 	}
 	w.step(ConnectorOutput{connector.WorkerOutput{Recv: []connector.ReceiveReport{rep}}})

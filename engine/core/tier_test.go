@@ -162,7 +162,7 @@ func (w *world) answerTierOne(t *rapid.T) {
 func (w *world) tierStep(task tierTask, n int) {
 	if c := w.m.tier.copies[task.ticket]; task.verb == "load" && c.r.state == loading {
 		if r := w.reqs[c.r.ID]; r != nil {
-			r.epoch, r.next = task.epoch, (c.from+min(n, w.tier.has(task.keys)))*w.cfg.BlockSize
+			r.epoch, r.next, r.lost = task.epoch, (c.from+min(n, w.tier.has(task.keys)))*w.cfg.BlockSize, w.lost(r.ID)
 		}
 	}
 	w.step(w.tier.answer(task, n))
