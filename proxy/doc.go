@@ -52,7 +52,9 @@
 // (conversation_id, which no engine sees), it is remembered, for Config.ConversationTTL and for one
 // request: P's leg of the next turn brings it along as D has written it, once. A second attempt goes without,
 // as does a P that answers 400. What no turn will follow D is told to let go: an answer of no
-// conversation, one that did not reach its client, one that is too old or followed by another (turns.go).
+// conversation, one that did not reach its client, one that is too old or followed by another (turns.go). It is
+// told with the Authorization, and the forwarded headers, of the client whose turn it was, which are remembered with
+// the turn. A router that ends tells D's of all that it remembers, when the last leg is over (ending.go).
 //
 // A conversation is a client's: of one Authorization, model and cache salt. That a prompt really begins with
 // the earlier turn is checked by kvferry engines, by digest; stock ones believe what they are told. A stock

@@ -69,8 +69,11 @@ const (
 	maxReleases      = 256
 	maxReleaseAnswer = 64 << 10
 
-	// closeGrace is how long a router that ends waits for the releases under way: some round trips.
-	closeGrace = 500 * time.Millisecond
+	// closeGrace is how long a router that ends waits for requests that its server has cut, for the releases
+	// under way and for those of the turns it remembers, all together: some thousand round trips. maxEndReleases
+	// bounds how many of these turns one engine is told at a time, on a connection each.
+	closeGrace     = time.Second
+	maxEndReleases = 16
 
 	// maxPairs bounds how many of a request's answers are under way at a time.
 	maxPairs = 16

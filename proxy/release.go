@@ -17,7 +17,7 @@ const (
 	releaseDone    = "released"
 	releaseOver    = "over"    // there was no such hold any more
 	releaseFailed  = "failed"  // the engine was not reached, or would not
-	releaseDropped = "dropped" // too many are being told
+	releaseDropped = "dropped" // too many are being told, or the router has ended
 )
 
 // release tells P that no D will ask for what it keeps of an attempt. Nobody waits for it, it is tried
@@ -59,7 +59,7 @@ func (e *statusError) unknown() bool {
 // letGo tells an engine that nobody will ask for what it keeps. unknown, if not nil, is set when the engine does
 // not know what it is told.
 func (r *Router) letGo(t *target, body []byte, header http.Header, unknown *atomic.Bool) {
-	if r.releases.Add(1) > maxReleases {
+	if r.releases.Add(1) > maxReleases || r.ctx.Err() != nil {
 		r.releases.Add(-1)
 		r.metrics.released(releaseDropped)
 		return
@@ -73,18 +73,22 @@ func (r *Router) letGo(t *target, body []byte, header http.Header, unknown *atom
 		if unknown != nil && errors.As(err, &said) && said.unknown() {
 			unknown.Store(true)
 		}
-		switch {
-		case err != nil && r.ctx.Err() == nil:
+		if err != nil && r.ctx.Err() == nil {
 			r.log.Warn("a "+t.leg.String()+" engine was not told to let go; KV that it keeps stays until its lease ends", "engine", t.name, "leg_id", header.Get("X-Request-Id"), "error", err)
-			fallthrough
-		case err != nil:
-			r.metrics.released(releaseFailed)
-		case released:
-			r.metrics.released(releaseDone)
-		default:
-			r.metrics.released(releaseOver)
 		}
+		r.countRelease(released, err)
 	})
+}
+
+func (r *Router) countRelease(released bool, err error) {
+	switch {
+	case err != nil:
+		r.metrics.released(releaseFailed)
+	case released:
+		r.metrics.released(releaseDone)
+	default:
+		r.metrics.released(releaseOver)
+	}
 }
 
 func (r *Router) postRelease(ctx context.Context, t *target, header http.Header, body []byte) (released bool, err error) {

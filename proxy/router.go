@@ -23,7 +23,9 @@ type Router struct {
 	turns     *turns
 	forward   []string      // client headers for the engines
 	patience  time.Duration // clientWriteTimeout
+	grace     time.Duration // closeGrace
 
+	gate      gate
 	inFlight  atomic.Int64
 	bodyBytes atomic.Int64
 	releases  atomic.Int64 // that are under way
@@ -34,8 +36,11 @@ type Router struct {
 	words  sync.WaitGroup // releases
 }
 
-// forwardAlways are client headers that engines, and tracing through them, may need.
-var forwardAlways = []string{"Authorization", "Traceparent", "Tracestate", "Baggage"}
+// tracing are client headers that belong to one request; forwardAlways are all that engines may need.
+var (
+	tracing       = []string{"Traceparent", "Tracestate", "Baggage"}
+	forwardAlways = append([]string{"Authorization"}, tracing...)
+)
 
 // New makes a router. It contacts nobody.
 func New(cfg Config) (*Router, error) {
@@ -43,7 +48,7 @@ func New(cfg Config) (*Router, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	r := &Router{cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), patience: clientWriteTimeout}
+	r := &Router{cfg: cfg, log: cfg.Log, mux: http.NewServeMux(), patience: clientWriteTimeout, grace: closeGrace}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.transport = &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: cfg.ConnectTimeout}).DialContext,
@@ -124,15 +129,4 @@ func (r *Router) Server() *http.Server {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(r.log.Handler(), slog.LevelWarn),
 	}
-}
-
-// Close frees what outlives requests: kept connections, and questions under way. Call it when the
-// server has been shut down. Engines that are being told to let go are told within closeGrace: nobody else will.
-func (r *Router) Close() {
-	grace := time.AfterFunc(closeGrace, r.cancel)
-	r.words.Wait()
-	grace.Stop()
-	r.cancel()
-	r.asking.Wait()
-	r.transport.CloseIdleConnections()
 }

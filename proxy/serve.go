@@ -18,6 +18,11 @@ func (r *Router) serveCompletion(w http.ResponseWriter, req *http.Request, api c
 		return
 	}
 	defer r.inFlight.Add(-1)
+	if !r.gate.enter() {
+		r.refuse(w, api, &openai.Error{Status: http.StatusServiceUnavailable, Type: openai.TypeServer, Message: "The router is shutting down."})
+		return
+	}
+	defer r.gate.leave()
 	named := req.Header.Get("X-Request-Id")
 	if err := core.CheckClientRequestID(named); err != nil {
 		r.refuse(w, api, err)

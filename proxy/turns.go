@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,13 @@ func (t *turns) take(now time.Time, c core.Conversation) (core.Turn, []core.Turn
 	return t.mu.table.Take(now, c)
 }
 
+// takeAll takes every turn out, the newest first: it would be kept longest.
+func (t *turns) takeAll() []core.Turn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.table.TakeAll()
+}
+
 func (t *turns) put(now time.Time, c core.Conversation, turn core.Turn) []core.Turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +84,7 @@ func (q *request) keep(t core.Turn) {
 	if !t.Kept() {
 		return
 	}
-	t.Engine = q.attempt.targets[core.Decode].name
+	t.Engine, t.Header = q.attempt.targets[core.Decode].name, q.r.clientKey(q.header)
 	q.kept = t
 	if q.conversation != (core.Conversation{}) {
 		q.r.metrics.turn(turnKept)
@@ -96,8 +104,8 @@ func (q *request) endTurn() {
 	}
 }
 
-// dropTurns tells the decode engines that nobody will ask for these, as far as they have said how. Nobody
-// waits for it.
+// dropTurns tells the decode engines that nobody will ask for these, as far as they have said how, with the
+// key of the client whose turn it was: whoever drops it may be another, or nobody. Nobody waits for it.
 func (r *Router) dropTurns(turns ...core.Turn) {
 	for _, t := range turns {
 		r.metrics.turn(turnDropped)
@@ -105,9 +113,32 @@ func (r *Router) dropTurns(turns ...core.Turn) {
 		if d == nil || !t.Releasable() {
 			continue
 		}
-		header := http.Header{}
-		header.Set("Content-Type", "application/json")
-		header.Set("User-Agent", "kvferry-router")
-		r.letGo(d, t.ReleaseBody(), header, nil)
+		r.letGo(d, t.ReleaseBody(), turnHeader(t), nil)
 	}
+}
+
+// clientKey is of a client's headers what engines get that is not about one request: Authorization, and what
+// the configuration passes on. It shares no memory with them.
+func (r *Router) clientKey(header http.Header) map[string][]string {
+	var key map[string][]string
+	for _, name := range r.forward {
+		if v := header[name]; len(v) > 0 && !slices.Contains(tracing, name) {
+			if key == nil {
+				key = map[string][]string{}
+			}
+			key[name] = slices.Clone(v)
+		}
+	}
+	return key
+}
+
+// turnHeader is what a message about a turn has.
+func turnHeader(t core.Turn) http.Header {
+	h := http.Header{}
+	for name, v := range t.Header {
+		h[name] = v
+	}
+	h.Set("Content-Type", "application/json")
+	h.Set("User-Agent", "kvferry-router")
+	return h
 }

@@ -19,7 +19,7 @@ const (
 	maxConversationID = 1024
 
 	// maxTurns and maxTurnBytes bound what is remembered of conversations: a thousand decode engines with
-	// some dozens each, and block ids of long prompts. Beyond them the oldest are forgotten.
+	// some dozens each, block ids of long prompts and clients' keys. Beyond them the oldest are forgotten.
 	maxTurns     = 1 << 16
 	maxTurnBytes = 64 << 20
 

@@ -47,12 +47,27 @@ func TakeConversation(body *openai.Object, authorization string) (c Conversation
 // Turn is what a decode engine keeps of a turn, as a prefill engine needs it. The zero value is none.
 type Turn struct {
 	Engine string // the decode engine, as the router calls it
+	// Header is what engines, or what stands before them, want to see of the turn's client: its key. It goes
+	// along with what D is told of the turn later, when there is no request, and is kept as long as the turn.
+	Header map[string][]string
 	raw    []byte
 	params kv.TransferParams
 }
 
 // Kept tells whether anything is kept.
 func (t Turn) Kept() bool { return t.raw != nil }
+
+// size is about how many bytes a turn takes.
+func (t Turn) size() int {
+	n := len(t.raw)
+	for name, values := range t.Header {
+		n += len(name)
+		for _, v := range values {
+			n += len(v)
+		}
+	}
+	return n
+}
 
 // withTransferID is what a prefill leg says of it. Everything else is as D has written it.
 func (t Turn) withTransferID(id kv.TransferID) []byte {
@@ -127,7 +142,7 @@ type Turns struct {
 	ttl   time.Duration
 	by    map[Conversation]*list.Element
 	order list.List // of *keptTurn, the oldest first
-	size  int       // bytes of all
+	size  int       // of all
 }
 
 type keptTurn struct {
@@ -149,7 +164,7 @@ func (t *Turns) Put(now time.Time, c Conversation, turn Turn) (dropped []Turn) {
 		dropped = append(dropped, t.drop(e))
 	}
 	t.by[c] = t.order.PushBack(&keptTurn{c, turn, now.Add(t.ttl)})
-	t.size += len(turn.raw)
+	t.size += turn.size()
 	return append(dropped, t.expire(now)...)
 }
 
@@ -161,6 +176,15 @@ func (t *Turns) Take(now time.Time, c Conversation) (turn Turn, dropped []Turn) 
 		turn = t.drop(e)
 	}
 	return turn, dropped
+}
+
+// TakeAll takes every turn out, the newest first.
+func (t *Turns) TakeAll() []Turn {
+	var all []Turn
+	for e := t.order.Back(); e != nil; e = t.order.Back() {
+		all = append(all, t.drop(e))
+	}
+	return all
 }
 
 // Forget takes a turn out that is still the conversation's, and tells whether it was.
@@ -189,6 +213,6 @@ func (t *Turns) expire(now time.Time) (dropped []Turn) {
 func (t *Turns) drop(e *list.Element) Turn {
 	k := t.order.Remove(e).(*keptTurn)
 	delete(t.by, k.conversation)
-	t.size -= len(k.turn.raw)
+	t.size -= k.turn.size()
 	return k.turn
 }

@@ -161,6 +161,13 @@ func TestTurns(t *testing.T) {
 				t.Fatalf("dropped %v, want %v; %d left, want %d", got, want, table.Len(), len(list))
 			}
 		}
+		var want []string
+		for _, e := range slices.Backward(list) {
+			want = append(want, string(e.turn.raw))
+		}
+		if got := names(table.TakeAll()); !slices.Equal(got, want) || table.Len() != 0 || table.size != 0 {
+			t.Fatalf("all are %v, want %v; %d left of %d bytes", got, want, table.Len(), table.size)
+		}
 	})
 }
 
@@ -180,5 +187,11 @@ func TestTurnsAreBounded(t *testing.T) {
 	}
 	if dropped := put(maxTurns+1, maxTurnBytes-2); len(dropped) != maxTurns-2 || table.Len() != 3 {
 		t.Errorf("%d dropped, %d left", len(dropped), table.Len())
+	}
+	key := map[string][]string{"Authorization": {strings.Repeat("k", maxTurnBytes/2)}}
+	for i, want := range []int{3, 1} { // keys count
+		if dropped := table.Put(now, Conversation{0xff, byte(i)}, Turn{Header: key, raw: []byte("x")}); len(dropped) != want || table.Len() != 1 {
+			t.Errorf("%d dropped, %d left", len(dropped), table.Len())
+		}
 	}
 }
