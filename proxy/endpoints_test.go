@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -242,5 +243,53 @@ func TestConfigValidate(t *testing.T) {
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+}
+
+// TestStatusBlamesEnginesOnly: what a client did is no failure of the engine that refuses it, whose answer shows
+// that it works; what an engine did, or refuses of what the router wrote, is.
+func TestStatusBlamesEnginesOnly(t *testing.T) {
+	const transfer = `{"error":{"message":"no","type":"invalid_request_error","param":"kv_transfer_params.tp_size","code":"invalid_value"}}`
+	for name, c := range map[string]struct {
+		answer   func(*engine, http.ResponseWriter, *http.Request, *seen)
+		class    string
+		failures uint64 // with those of a 500 before
+		failing  bool
+	}{
+		"a bad request":           {status(400, openAIError), "client", 1, false},
+		"a bad request as text":   {status(400, "no"), "client", 1, false},
+		"a wrong key":             {status(401, `{}`), "client", 1, false},
+		"an unknown model":        {status(404, openAIError), "client", 1, false},
+		"inside a stream":         {events("data: {\"choices\":[]}\n\n", "data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n"), "client", 1, false},
+		"full":                    {status(429, openAIError), "status", 2, false},
+		"a hand-off":              {status(400, transfer), "status", 2, false},
+		"a transfer":              {status(404, `{"error":{"code":"kv_transfer_wait"}}`), "status", 2, false},
+		"its own":                 {status(500, openAIError), "status", 2, true},
+		"its own inside a stream": {events("data: {\"choices\":[]}\n\n", "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n"), "status", 2, true},
+		"no answer":               {text("<html>"), "garbage", 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, d := newEngine(t, wire.PrefillLeg, pullPrefill), newEngine(t, wire.DecodeLeg, status(500, openAIError))
+			r := pullPair(t, p, d)
+			for range 2 {
+				if _, _, err := r.post(t, "/v1/completions", `{"prompt":"x","stream":true}`); err != nil {
+					t.Fatal(err)
+				}
+				r.settled(t)
+				d.answer = c.answer
+			}
+			s := r.pools[core.Decode].status()[0]
+			if s.Requests != 2 || s.Failures != c.failures || s.Failing != c.failing {
+				t.Errorf("%+v", s)
+			}
+			want := map[string]int{"status": 1}
+			want[c.class]++
+			_, metrics := r.fetch(t, "/metrics")
+			for class, n := range want {
+				if !strings.Contains(metrics, fmt.Sprintf(`kvferry_router_leg_failures_total{class="%s",leg="decode"} %d`, class, n)) {
+					t.Errorf("class %s is not counted %d times", class, n)
+				}
+			}
+		})
 	}
 }

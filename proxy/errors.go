@@ -64,7 +64,9 @@ func statusFailure(t *target, resp *http.Response, body []byte) *core.Failure {
 		f.Status = resp.StatusCode
 	}
 	f.Body = body
-	f.NoKV = strings.HasPrefix(upstreamCode(body), openai.CodeTransfer)
+	said := readUpstream(body)
+	f.NoKV = strings.HasPrefix(said.code, openai.CodeTransfer)
+	f.ByClient = said.byClient(resp.StatusCode)
 	f.RetryAfter = resp.Header.Get("Retry-After")
 	return f
 }
@@ -119,16 +121,27 @@ func clip(s string, n int) string {
 	return s[:n] + "…"
 }
 
-// upstreamCode is the code of an engine's error, as far as it is text.
-func upstreamCode(body []byte) string {
+// upstream is what an engine's error says of its reason, as far as it is text.
+type upstream struct{ code, param string }
+
+func readUpstream(body []byte) upstream {
 	var e struct {
 		Error struct {
-			Code any `json:"code"`
+			Code  any `json:"code"`
+			Param any `json:"param"`
 		} `json:"error"`
 	}
 	if json.Unmarshal(body, &e) != nil {
-		return ""
+		return upstream{}
 	}
-	code, _ := e.Error.Code.(string)
-	return code
+	var u upstream
+	u.code, _ = e.Error.Code.(string)
+	u.param, _ = e.Error.Param.(string)
+	return u
+}
+
+// byClient tells whether the engine refuses what the client wants. That it is full is not the client's fault, nor
+// what is wrong with a transfer or its parameters, which the router writes.
+func (u upstream) byClient(status int) bool {
+	return status/100 == 4 && status != http.StatusTooManyRequests && !strings.HasPrefix(u.code, openai.CodeTransfer) && !strings.HasPrefix(u.param, "kv_transfer_params")
 }

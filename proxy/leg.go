@@ -209,7 +209,7 @@ func readFailure(t *target, resp *http.Response) *core.Failure {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what there is of it
 	f := statusFailure(t, resp, body)
 	// D could not reach P where the router said: P may have come back elsewhere.
-	f.Retry = t.leg == core.Decode && upstreamCode(body) == openai.CodeTransfer+"_handshake"
+	f.Retry = t.leg == core.Decode && readUpstream(body).code == openai.CodeTransfer+"_handshake"
 	return f
 }
 
@@ -285,6 +285,7 @@ func eventFailure(t *target, data []byte) *core.Failure {
 		if inner, err := openai.ParseObject(o.Present("error")); err == nil {
 			if n, err := fmt.Sscan(string(inner.Present("code")), &code); n == 1 && err == nil && code >= 400 && code < 600 {
 				f.Status = code
+				f.ByClient = readUpstream(data).byClient(code)
 			}
 		}
 	}

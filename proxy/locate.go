@@ -48,7 +48,7 @@ func (q *request) isLocated(l location) core.Located {
 		}
 	}
 	if f := l.failure; f != nil {
-		q.r.metrics.legFailed(f.Leg, f.Kind)
+		q.r.metrics.legFailed(f.Leg, f)
 	}
 	return core.Located{Attempt: a.number, Order: l.order, Failure: l.failure}
 }

@@ -36,7 +36,7 @@ func newMetrics(r *Router) *metrics {
 		registry: prometheus.NewRegistry(),
 		requests: counter("requests_total", "Requests that were sent to engines.", "path", "route", "status", "outcome"),
 		refusals: counter("refused_total", "Requests that the router answered itself.", "path", "status"),
-		legs:     counter("leg_failures_total", "Legs that failed, by what happened.", "leg", "class"),
+		legs:     counter("leg_failures_total", "Legs that failed, by what happened; client: the engine refused what the client asked for.", "leg", "class"),
 		cancels:  counter("leg_cancels_total", "Legs that the router ended.", "leg", "cause"),
 		retries: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvferry_router_retried_legs_total", Help: "Legs of second attempts.",
@@ -77,8 +77,15 @@ func (m *metrics) refused(api core.API, status int) {
 	m.refusals.WithLabelValues(api.Path(), strconv.Itoa(status)).Inc()
 }
 
-func (m *metrics) legFailed(leg core.Leg, kind core.Kind) {
-	m.legs.WithLabelValues(leg.String(), string(kind)).Inc()
+// classClient is the class of a failure that is the client's own.
+const classClient = "client"
+
+func (m *metrics) legFailed(leg core.Leg, f *core.Failure) {
+	class := string(f.Kind)
+	if f.ByClient {
+		class = classClient
+	}
+	m.legs.WithLabelValues(leg.String(), class).Inc()
 }
 
 func (m *metrics) cancelled(leg core.Leg, cause string) {

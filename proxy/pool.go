@@ -103,17 +103,17 @@ func (t *target) giveBack() {
 	t.mu.requests--
 }
 
-// give ends a leg. A failure of this engine that was not the router's own doing is remembered for
-// /status.
+// give ends a leg. A failure of this engine that was neither the router's doing nor the client's is remembered for
+// /status. Only requests in flight count when an engine is chosen: a failure keeps none from it.
 func (t *target) give(f *core.Failure) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.inFlight--
 	switch {
-	case f == nil:
+	case f == nil, f.ByClient && f.Engine == t.name:
 		t.mu.failing = false
 	case f.Kind != core.Cancelled && f.Engine == t.name:
-		t.mu.failing = f.Status >= 500 // a bad request is its client's fault
+		t.mu.failing = f.Status >= 500 // one that is full, or takes no hand-off, works
 		t.mu.failures++
 		t.mu.lastError = f.Message
 	}

@@ -126,7 +126,7 @@ func (q *request) legEnded(ev core.Ended) {
 	}
 	ev.Unread = ev.Leg == core.Prefill && f != nil && a.unread
 	if f != nil && f.Kind != core.Cancelled {
-		q.r.metrics.legFailed(ev.Leg, f.Kind)
+		q.r.metrics.legFailed(ev.Leg, f)
 		suspect := f.Leg == core.Prefill && f.Kind != core.Status || f.Leg == core.Decode && f.Status >= 500
 		if suspect && q.plan.Disaggregate {
 			p := a.targets[core.Prefill]
@@ -220,7 +220,7 @@ func (q *request) blame(f *core.Failure) {
 	}
 	f.Engine = q.attempt.targets[f.Leg].name
 	f.Message = "The " + f.Leg.String() + " leg to " + f.Engine + " was given up: " + f.Message + "."
-	q.r.metrics.legFailed(f.Leg, f.Kind)
+	q.r.metrics.legFailed(f.Leg, f)
 }
 
 // Routes, as metric labels and in X-Kvferry-Route.

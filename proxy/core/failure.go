@@ -49,6 +49,8 @@ type Failure struct {
 	Retry bool
 	// NoKV: the engine is well, but a prompt's KV did not reach it. A D alone can still answer.
 	NoKV bool
+	// ByClient: the engine is well, and has refused what the client asked for.
+	ByClient bool
 	// Told: the client has seen this failure already, as an event of D's stream.
 	Told bool
 }
