@@ -144,7 +144,7 @@ func (d *tierDriver) lookAgain() {
 }
 
 // try answers a look if all is known up to the first block that is nowhere. What lies behind that one
-// is of no use and is not asked for again.
+// is of no use: it is not asked for again, and no tier brings it (tier.Request.Prefix).
 func (d *tierDriver) try(l *look) bool {
 	begin := time.Now()
 	verdicts := d.m.Lookup(d.requests[l.Seq].id, l.keys)
@@ -269,7 +269,7 @@ func tierKeys(hashes []core.Hash) []tiercore.Key {
 
 // tierRequestOf tells the tiers of a request. Its id there is its own: ids of requests come back.
 func tierRequestOf(seq uint64, p *wire.P2PParams) tier.Request {
-	r := tier.Request{ID: kv.RequestID(strconv.FormatUint(seq, 10)), LoadOnlyFrom: loadOnlyFrom(p.LoadTiers)}
+	r := tier.Request{ID: kv.RequestID(strconv.FormatUint(seq, 10)), LoadOnlyFrom: loadOnlyFrom(p.LoadTiers), Prefix: true}
 	from := p.Source
 	if p.Prefiller != nil {
 		from = p.Prefiller

@@ -17,6 +17,13 @@
 // must not block and must not call Host before they return. A Secondary never holds a lock of its own
 // while it calls Host, unless no method of the Secondary takes that lock.
 //
+// # Prompts
+//
+// A block of a prompt is of no use without all before it. A Request with a Prefix gets nothing behind its first
+// Miss: nothing is loaded there, and tiers that were asked before the miss was known hear of it (Secondary.Unwanted), so
+// that peers keep nothing for it. While an answer before is still awaited, what others have at hand is loaded. A store,
+// which takes any block, has no Prefix.
+//
 // # Bounds
 //
 // The Manager keeps nothing of its own: requests, jobs and pins are bounded by package core, queues by

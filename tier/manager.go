@@ -93,7 +93,7 @@ func New(cfg Config) (*Manager, error) {
 
 // Begin makes a request known to every tier. Finish follows.
 func (t *Manager) Begin(req Request) error {
-	spec := core.RequestSpec{Through: req.Through}
+	spec := core.RequestSpec{Through: req.Through, Prefix: req.Prefix}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
@@ -118,7 +118,8 @@ func (t *Manager) Begin(req Request) error {
 func (t *Manager) Finish(req kv.RequestID) { t.do(func(m *core.Machine) { m.Finish(req) }) }
 
 // Lookup says for each key, in order, whether the request can have its block: Hit for Use, Pending to
-// ask again after OnChange. It begins whatever is needed to make a Pending one a Hit or a Miss.
+// ask again after OnChange. It begins whatever is needed to make a Pending one a Hit or a Miss. Behind the first Miss
+// a request with a Prefix has nothing but misses.
 func (t *Manager) Lookup(req kv.RequestID, keys []core.Key) (out []core.Verdict) {
 	t.do(func(m *core.Machine) { out = m.Lookup(req, keys, prober{t}) }, func() {
 		for _, s := range t.cfg.Secondaries {
@@ -252,6 +253,8 @@ func (t *Manager) do(f func(*core.Machine), last ...func()) {
 			t.cfg.Secondaries[a.Tier].Store(a.Job)
 		case core.End:
 			t.cfg.Secondaries[a.Tier].End(a.Req)
+		case core.Unwanted:
+			t.cfg.Secondaries[a.Tier].Unwanted(a.Req, a.Keys)
 		}
 	}
 	for _, f := range last {

@@ -14,6 +14,9 @@ type Request struct {
 	Decoder *Decoder
 	// LoadOnlyFrom names the tiers that may be asked; nil: all.
 	LoadOnlyFrom []string
+	// Prefix: the keys of a Lookup follow each other, each once, and a block is of no use without all before it, as with
+	// those of a prompt: nothing is loaded behind the first Miss. Otherwise each block is looked up for itself.
+	Prefix bool
 	// Through: what one tier brings for this request is stored to the others too.
 	Through bool
 }
@@ -49,6 +52,9 @@ type Secondary interface {
 	End(kv.RequestID)
 	// Probe says whether the tier has a block. Pending means that Host.Wake will follow.
 	Probe(kv.RequestID, core.Key) core.Verdict
+	// Unwanted says that a request has no use for keys for which it may have been probed. It comes between the Probes
+	// and the Flush of a lookup, after its Load. The slice is not to be kept.
+	Unwanted(kv.RequestID, []core.Key)
 	// Flush follows the Probes of one lookup.
 	Flush(kv.RequestID)
 	// Load and Store begin a job, which ends by Host.LoadEnded or StoreEnded, exactly once, within a

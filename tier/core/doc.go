@@ -2,7 +2,7 @@
 // uses them, what is evicted, and which jobs the tiers behind it are to do. It is pure: no memory, no
 // clock, I/O, goroutines or logs.
 //
-//	engine ── Lookup, Use, Reserve, Commit ──> ┌─────────┐ ── Load, Store, End ──> secondary tiers
+//	engine ── Lookup, Use, Reserve, Commit ──> ┌─────────┐ ── Load, Store, Unwanted, End ──> secondary tiers
 //	peers  ── Serve, Unpin ──────────────────> │ Machine │ <── LoadEnded, StoreEnded ──┘
 //	                                           └────┬────┘
 //	                                              Pool: blocks by key, references, least recently used

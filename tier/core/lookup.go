@@ -4,7 +4,9 @@ import "github.com/kvferry/kvferry/kv"
 
 // Lookup answers for each key whether the request can have it. What another tier has is given a slot
 // and loaded: its verdict is Pending, and Hit after a change. None of the keys is evicted for another
-// of them. An unknown request misses everything.
+// of them. An unknown request misses everything. Behind its first miss a request with a Prefix has only
+// misses: no tier is asked or loads anything there, and those that were asked earlier learn it (Unwanted). The keys of
+// such a lookup are distinct.
 func (m *Machine) Lookup(req kv.RequestID, keys []Key, p Prober) []Verdict {
 	out := make([]Verdict, len(keys))
 	r := m.requests[req]
@@ -20,9 +22,26 @@ func (m *Machine) Lookup(req kv.RequestID, keys []Key, p Prober) []Verdict {
 		case Miss:
 			m.stats.Misses++
 		}
+		if out[i] == Miss && r.spec.Prefix {
+			s.flush()
+			m.unwanted(req, r, keys[i+1:])
+			return out
+		}
 	}
 	s.flush()
 	return out
+}
+
+// unwanted tells the tiers of keys that stand behind a miss.
+func (m *Machine) unwanted(req kv.RequestID, r *request, keys []Key) {
+	if len(keys) == 0 {
+		return
+	}
+	for t := range m.cfg.Tiers {
+		if !at(r.spec.NoLoad, t) {
+			m.out = append(m.out, Unwanted{Tier: t, Req: req, Keys: keys})
+		}
+	}
 }
 
 // Serve answers a peer's lookup that came in by the given tier, which is itself not asked: nothing is

@@ -39,6 +39,8 @@ type RequestSpec struct {
 	Whole []bool
 	// Through: what one tier brings for this request is stored to the others, as if it were computed.
 	Through bool
+	// Prefix: the keys of a lookup follow each other, and a block is of no use without all before it.
+	Prefix bool
 }
 
 // Machine is the CPU tier's book. See the package documentation.

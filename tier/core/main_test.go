@@ -61,12 +61,14 @@ func (s *script) line(t *testing.T, f []string) {
 		for _, k := range keys(3) {
 			s.tiers[num(1)][k] = map[string]Verdict{"miss": Miss, "pending": Pending, "hit": Hit}[f[2]]
 		}
-	case "begin": // req [whole=tier] [noload=tier]
+	case "begin": // req [prefix] [whole=tier] [noload=tier]
 		spec := RequestSpec{Whole: make([]bool, MaxTiers), NoLoad: make([]bool, MaxTiers)}
 		for _, o := range f[2:] {
 			var tier int
 			if n, _ := fmt.Sscanf(o, "whole=%d", &tier); n == 1 {
 				spec.Whole[tier] = true
+			} else if o == "prefix" {
+				spec.Prefix = true
 			} else if n, _ := fmt.Sscanf(o, "noload=%d", &tier); n == 1 {
 				spec.NoLoad[tier] = true
 			} else {
@@ -134,6 +136,8 @@ func (s *script) line(t *testing.T, f []string) {
 			fmt.Fprintf(&s.out, "  tier %d: load job %d %q into %v for %q\n", a.Tier, a.Job.ID, a.Job.Keys, a.Job.Slots, a.Job.Req)
 		case Store:
 			fmt.Fprintf(&s.out, "  tier %d: store job %d %q from %v for %q\n", a.Tier, a.Job.ID, a.Job.Keys, a.Job.Slots, a.Job.Req)
+		case Unwanted:
+			fmt.Fprintf(&s.out, "  tier %d: %q has no use for %q\n", a.Tier, a.Req, a.Keys)
 		case End:
 			fmt.Fprintf(&s.out, "  tier %d: end of %q\n", a.Tier, a.Req)
 		}

@@ -36,7 +36,7 @@ type entry struct {
 
 type dumbReq struct {
 	whole, noLoad, noStore []bool
-	through                bool
+	through, prefix        bool
 	pending                int
 	finished               bool
 	failed                 map[string]bool
@@ -92,7 +92,56 @@ func (d *dumb) add(keys []Key) []*entry {
 }
 
 func (d *dumb) lookup(req kv.RequestID, exclude int, keys []Key, has func(int, Key) Verdict) []Verdict {
-	out, _ := d.serve(req, exclude, keys, len(keys), has)
+	r := d.reqs[req]
+	if r == nil || !r.prefix {
+		out, _ := d.serve(req, exclude, keys, len(keys), has)
+		return out
+	}
+	return d.prefix(req, r, keys, has)
+}
+
+// prefix is lookup where nothing is brought, or asked for, from the first miss on.
+func (d *dumb) prefix(req kv.RequestID, r *dumbReq, keys []Key, has func(int, Key) Verdict) []Verdict {
+	out := make([]Verdict, len(keys))
+	loads := make([][]*entry, d.tiers)
+	miss := -1
+	for i := 0; i < len(keys) && miss < 0; i++ {
+		k := keys[i]
+		if e := d.find(k); e != nil {
+			out[i] = map[bool]Verdict{true: Hit, false: Pending}[e.state == "ready"]
+			continue
+		}
+		for t := range d.tiers {
+			if r.noLoad[t] || r.failed[fmt.Sprint(t, k)] {
+				continue
+			}
+			v := has(t, k)
+			if v == Hit {
+				out[i] = Miss
+				if d.room(1, keys) {
+					out[i] = Pending
+					loads[t] = append(loads[t], d.add([]Key{k})...)
+				}
+				break
+			}
+			if v == Pending {
+				out[i] = Pending
+			}
+		}
+		if out[i] == Miss {
+			miss = i
+		}
+	}
+	for t, l := range loads {
+		if l != nil {
+			d.job("load", t, req, l)
+		}
+	}
+	for t := range d.tiers {
+		if miss >= 0 && miss+1 < len(keys) && !r.noLoad[t] {
+			d.said = append(d.said, fmt.Sprintf("unwanted tier=%d req=%s %q", t, req, keys[miss+1:]))
+		}
+	}
 	return out
 }
 
@@ -239,6 +288,8 @@ func words(a Action) (string, JobID) {
 		return say("store", a.Tier, a.Job)
 	case End:
 		return fmt.Sprintf("end tier=%d req=%s", a.Tier, a.Req), 0
+	case Unwanted:
+		return fmt.Sprintf("unwanted tier=%d req=%s %q", a.Tier, a.Req, a.Keys), 0
 	}
 	panic("unknown action")
 }
@@ -329,14 +380,14 @@ func (w *world) begin(t *rapid.T) {
 	id := kv.RequestID(fmt.Sprint("r", w.next))
 	flags := func(name string) []bool { return rapid.SliceOfN(rapid.Bool(), w.d.tiers, w.d.tiers).Draw(t, name) }
 	whole, noLoad, noStore := flags("whole"), flags("no load"), flags("no store")
-	through := rapid.Bool().Draw(t, "through")
-	if !w.m.Begin(id, RequestSpec{Whole: whole, NoLoad: noLoad, NoStore: noStore, Through: through}) {
+	through, prefix := rapid.Bool().Draw(t, "through"), rapid.Bool().Draw(t, "prefix")
+	if !w.m.Begin(id, RequestSpec{Whole: whole, NoLoad: noLoad, NoStore: noStore, Through: through, Prefix: prefix}) {
 		t.Fatal("refused")
 	}
 	if w.m.Begin(id, RequestSpec{}) {
 		t.Fatal("begun twice")
 	}
-	w.d.reqs[id] = &dumbReq{whole: whole, noLoad: noLoad, noStore: noStore, through: through, failed: map[string]bool{}}
+	w.d.reqs[id] = &dumbReq{whole: whole, noLoad: noLoad, noStore: noStore, through: through, prefix: prefix, failed: map[string]bool{}}
 }
 
 func (w *world) finish(t *rapid.T) {

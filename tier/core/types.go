@@ -52,7 +52,7 @@ type Job struct {
 	Sums []Sum
 }
 
-// Action is what the driver is to carry out, in order: Load, Store or End.
+// Action is what the driver is to carry out, in order: Load, Store, Unwanted or End.
 type Action interface{ action() }
 
 // Load asks a tier to fill slots.
@@ -73,9 +73,18 @@ type End struct {
 	Req  kv.RequestID
 }
 
-func (Load) action()  {}
-func (Store) action() {}
-func (End) action()   {}
+// Unwanted tells a tier that a request has no use for keys that it may have been asked for: they stand behind one
+// that is nowhere. Keys is a part of the lookup's and not to be kept.
+type Unwanted struct {
+	Tier int
+	Req  kv.RequestID
+	Keys []Key
+}
+
+func (Load) action()     {}
+func (Store) action()    {}
+func (End) action()      {}
+func (Unwanted) action() {}
 
 // Prober asks a tier whether it has a block. It answers at once; Pending means that the answer will
 // be known after a change. p2p-tier.md, section 8.3.

@@ -172,10 +172,11 @@ func (t *Tier) Stats() Stats {
 // Begin is Secondary.Begin: every request may load and store.
 func (t *Tier) Begin(tier.Request) tier.Interest { return tier.Interest{Load: true, Store: true} }
 
-// End, Flush and Changed are of no interest to files.
-func (t *Tier) End(kv.RequestID)   {}
-func (t *Tier) Flush(kv.RequestID) {}
-func (t *Tier) Changed()           {}
+// End, Unwanted, Flush and Changed are of no interest to files.
+func (t *Tier) End(kv.RequestID)                  {}
+func (t *Tier) Unwanted(kv.RequestID, []core.Key) {}
+func (t *Tier) Flush(kv.RequestID)                {}
+func (t *Tier) Changed()                          {}
 
 // Probe is Secondary.Probe: it asks the index, not the disk.
 func (t *Tier) Probe(_ kv.RequestID, k core.Key) core.Verdict {

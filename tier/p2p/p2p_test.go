@@ -38,6 +38,33 @@ func TestPullFromAPeer(t *testing.T) {
 	b.quiet()
 }
 
+// Of a prompt's blocks only those before the first that is nowhere are fetched. Those behind it are let go at once, while
+// the request goes on, also when nothing is fetched.
+func TestNothingIsFetchedBehindAMiss(t *testing.T) {
+	f := local.New(local.Config{})
+	a, b := newNode(t, f, nil), newNode(t, f, nil)
+	a.have(append(keys(0, 2), keys(3, 8)...))
+	b.begin(tier.Request{ID: "r", Source: a.source("q"), Prefix: true})
+	b.expect("r", keys(0, 8), "++------")
+	a.quiet()
+	b.begin(tier.Request{ID: "s", Source: a.source("q2"), Prefix: true})
+	b.expect("s", keys(2, 8), "------")
+	a.quiet()
+	if got := b.tier.Stats().Total; got.BlocksIn != 2 || got.FetchesDone != 1 {
+		t.Errorf("fetched: %+v", got)
+	}
+	// The same request may ask again, now that there is more.
+	a.have(keys(20, 22))
+	b.expect("s", keys(20, 23), "++-")
+	b.m.Finish("r")
+	b.m.Finish("s")
+	a.quiet()
+	b.quiet()
+	if st := b.m.Stats(); st.Ready != 4 {
+		t.Errorf("in memory: %+v", st)
+	}
+}
+
 // A source whose memory was damaged: that block is a miss, which both a counter and an event say.
 func TestDamagedBlockIsCounted(t *testing.T) {
 	f := local.New(local.Config{})

@@ -217,14 +217,50 @@ func (t *Tier) Flush(req kv.RequestID) {
 		return
 	}
 	v.probing = false
-	if len(v.late) > 0 {
-		v.hear(v.late)
-		v.late, t.mu.heard = nil, true
-		notify(t.wake)
-	}
+	t.hearLate(req, v)
 	if len(v.unsent) > 0 {
 		t.postLocked(session.Ask{Req: req, Epoch: v.epoch, Keys: v.unsent})
 		v.unsent = nil
+	}
+}
+
+// hearLate takes the answers that came while a lookup was under way. The lock is held.
+func (t *Tier) hearLate(req kv.RequestID, v *view) {
+	if len(v.late) == 0 {
+		return
+	}
+	late := v.late
+	v.late, t.mu.heard = nil, true
+	t.hear(req, v, late)
+	notify(t.wake)
+}
+
+// Unwanted is Secondary.Unwanted: what the source keeps of it is given back.
+func (t *Tier) Unwanted(req kv.RequestID, keys []core.Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.mu.views[req]
+	if v == nil || v.failed || len(v.asked) == 0 {
+		return
+	}
+	t.hearLate(req, v)
+	d := session.Decline{Req: req}
+	for _, k := range keys {
+		if _, ok := v.asked[k]; !ok {
+			continue
+		}
+		hit, answered := v.answers[k]
+		switch {
+		case !answered:
+			d.Open = append(d.Open, k)
+		case hit:
+			d.Hits++
+		}
+		delete(v.asked, k)
+		delete(v.answers, k)
+	}
+	if d.Hits+len(d.Open) > 0 {
+		t.postLocked(d)
 	}
 }
 
@@ -270,20 +306,27 @@ func (t *Tier) answer(all []session.Answer) {
 		case v.probing:
 			v.late = append(v.late, a)
 		default:
-			v.hear([]session.Answer{a})
+			t.hear(a.Req, v, []session.Answer{a})
 		}
 	}
 }
 
-// hear takes answers.
-func (v *view) hear(all []session.Answer) {
+// hear takes answers. A hit that is not wanted any more is declined. The lock is held.
+func (t *Tier) hear(req kv.RequestID, v *view, all []session.Answer) {
+	unwanted := 0
 	for _, a := range all {
+		_, asked := v.asked[a.Key]
 		switch {
 		case a.Hit && a.Epoch != v.epoch: // the source does not keep it any more
 			delete(v.asked, a.Key)
-		default:
+		case asked:
 			v.answers[a.Key] = a.Hit
+		case a.Hit:
+			unwanted++
 		}
+	}
+	if unwanted > 0 {
+		t.postLocked(session.Decline{Req: req, Hits: unwanted})
 	}
 }
 

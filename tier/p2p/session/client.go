@@ -33,6 +33,9 @@ type transaction struct {
 	asks       []*ask
 	// held: the peer may hold pins under the current round, or will supply, so it is owed a last fetch.
 	held bool
+	// kept is how many hits of the current round may still be fetched; declined: some will not be.
+	kept     int
+	declined bool
 	// fence is the round of an abort whose ack says that no earlier lookup will be answered any more.
 	fenced  bool
 	fence   uint64
@@ -45,9 +48,10 @@ type transaction struct {
 // ask is one lookup sent, or about to be.
 type ask struct {
 	epoch    uint64
-	fetches  uint64           // before it
-	open     map[core.Key]int // keys without an answer, and how often each was asked
-	stale    bool             // of a request that is over
+	fetches  uint64                // before it
+	open     map[core.Key]int      // keys without an answer, and how often each was asked
+	unwanted map[core.Key]struct{} // those whose answer nobody waits for; nil: none
+	stale    bool                  // of a request that is over
 	deadline *timer
 }
 
@@ -87,7 +91,7 @@ func (s *session) open(r *request, id string, everything bool) (*transaction, st
 		c.txs[id] = t
 	}
 	t.req, t.everything, t.held = r, everything, everything
-	t.fetches = 0
+	t.fetches, t.kept, t.declined = 0, 0, false
 	return t, ""
 }
 
@@ -155,6 +159,7 @@ func (t *transaction) pump() {
 		}
 		t.waiting = t.waiting[1:]
 	}
+	t.letGo()
 	if len(t.unsent) > 0 {
 		s.send(&wire.P2PLookup{ID: t.id, Keys: t.unsent, Round: t.round})
 		s.expect()
@@ -176,7 +181,7 @@ func (t *transaction) fetch(ev Fetch) {
 	l.deadline = h.after(patience, func() { l.abort("it took too long") })
 	h.loads[ev.Job] = l
 	t.fetches++
-	t.later.hits = 0
+	t.later.hits, t.kept, t.declined = 0, 0, false
 	t.waiting = append(t.waiting, l)
 	t.pump()
 }
@@ -304,6 +309,7 @@ func (l *load) settled(ok, stopped bool) {
 		l.quiet()
 	}
 	l.t.forget()
+	l.t.letGo()
 	l.t.c.askLater()
 }
 
@@ -317,14 +323,19 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 		t.answer(k, m.Hits[i], m.Later != nil && m.Later[i])
 	}
 	c.s.h.count(c.s.peer, func(c *Counts) { c.LookupsAnswered++ })
+	t.dropAnswered()
+	t.pump()
+	c.askLater()
+}
+
+// dropAnswered forgets the asks that nothing is due to.
+func (t *transaction) dropAnswered() {
 	t.asks = slices.DeleteFunc(t.asks, func(a *ask) bool {
 		if len(a.open) == 0 {
-			c.s.h.stop(a.deadline)
+			t.c.s.h.stop(a.deadline)
 		}
 		return len(a.open) == 0
 	})
-	t.pump()
-	c.askLater()
 }
 
 // answer gives one key's answer to the oldest ask for it. A key that was not sent is not answered.
@@ -339,12 +350,14 @@ func (t *transaction) answer(k core.Key, hit, later bool) {
 		if a.open[k]--; a.open[k] == 0 {
 			delete(a.open, k)
 		}
+		_, unwanted := a.unwanted[k]
 		switch {
-		case t.req == nil:
+		case t.req == nil || unwanted:
 		case later && !hit:
 			t.postpone(k)
 		default:
 			if hit && a.fetches == t.fetches {
+				t.kept++
 				t.later.hits++
 				t.later.since = time.Time{}
 			}

@@ -32,6 +32,14 @@ type (
 		Epoch uint64
 		Keys  []core.Key
 	}
+	// Decline says that a request will not fetch some of what it has asked for since its last Fetch: so many keys that
+	// were Answered as hits, and those Open that were not answered yet. When nothing else is kept for it, the source
+	// learns at once that it may let go.
+	Decline struct {
+		Req  kv.RequestID
+		Hits int
+		Open []core.Key
+	}
 	// Fetch asks for blocks that were Answered as hits, or of a source that has Everything.
 	Fetch struct {
 		Req   kv.RequestID
@@ -147,6 +155,7 @@ type Shutdown struct{}
 
 func (Begin) event()           {}
 func (Ask) event()             {}
+func (Decline) event()         {}
 func (Fetch) event()           {}
 func (Supply) event()          {}
 func (Finish) event()          {}

@@ -115,6 +115,10 @@ func (h *Hub) handle(ev Event) {
 		} else {
 			h.emit(Fail{Req: ev.Req, Why: "it has no source"})
 		}
+	case Decline:
+		if r := h.requests[ev.Req]; r != nil && r.tx != nil {
+			r.tx.decline(ev)
+		}
 	case Fetch:
 		if r := h.requests[ev.Req]; r != nil && r.tx != nil {
 			r.tx.fetch(ev)

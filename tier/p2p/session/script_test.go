@@ -128,6 +128,8 @@ func (s *script) line(t *testing.T, line string) {
 		ev = b
 	case f[0] == "ask":
 		ev = Ask{Req: kv.RequestID(f[1]), Keys: keysOf(f[2:])}
+	case f[0] == "decline": // req hits keys…
+		ev = Decline{Req: kv.RequestID(f[1]), Hits: int(num(2)), Open: keysOf(f[3:])}
 	case f[0] == "fetch":
 		keys, slots := placesOf(t, f[3:])
 		ev = Fetch{Req: kv.RequestID(f[1]), Job: core.JobID(num(2)), Keys: keys, Slots: slots}

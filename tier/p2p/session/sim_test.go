@@ -154,6 +154,10 @@ func (n *simNode) run() {
 				n.todo = append(n.todo, Fetch{Req: a.Job.Req, Job: a.Job.ID, Keys: a.Job.Keys, Slots: a.Job.Slots})
 			case core.Store:
 				n.todo = append(n.todo, Supply{Req: a.Job.Req, Job: a.Job.ID, Keys: a.Job.Keys, Slots: a.Job.Slots, Sums: a.Job.Sums})
+			case core.Unwanted:
+				if d := n.decline(a); d.Hits+len(d.Open) > 0 {
+					n.todo = append(n.todo, d)
+				}
 			case core.End:
 				delete(n.views, a.Req)
 				n.todo = append(n.todo, Finish{Req: a.Req})
@@ -166,6 +170,25 @@ func (n *simNode) run() {
 			return
 		}
 	}
+}
+
+// decline is what the driver makes of keys that are not wanted.
+func (n *simNode) decline(a core.Unwanted) Decline {
+	v, d := n.views[a.Req], Decline{Req: a.Req}
+	for _, k := range a.Keys {
+		if !v.asked[k] {
+			continue
+		}
+		if hit, ok := v.answers[k]; !ok {
+			d.Open = append(d.Open, k)
+		} else if hit {
+			d.Hits++
+		}
+		delete(v.asked, k)
+		delete(v.answers, k)
+		v.unsent = slices.DeleteFunc(v.unsent, func(x core.Key) bool { return x == k })
+	}
+	return d
 }
 
 func (n *simNode) act(a Action) {
@@ -459,7 +482,8 @@ func (w *sim) begin(t *rapid.T) {
 	} else {
 		b.Decoder, b.DecoderID = true, id
 	}
-	if !n.m.Begin(b.Req, core.RequestSpec{NoLoad: []bool{!v.source}, NoStore: []bool{!b.Decoder}, Whole: []bool{b.Decoder}}) {
+	if !n.m.Begin(b.Req, core.RequestSpec{NoLoad: []bool{!v.source}, NoStore: []bool{!b.Decoder}, Whole: []bool{b.Decoder},
+		Prefix: rapid.Bool().Draw(t, "prefix")}) {
 		t.Fatal("refused")
 	}
 	n.views[b.Req] = v
