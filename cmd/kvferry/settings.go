@@ -30,7 +30,7 @@ type setting struct {
 
 // expander is a flag's value that speaks for other settings.
 type expander interface {
-	// settings are what it says; nil if it was not given.
+	// settings are what it says, each from a part of its value; nil if it was not given.
 	settings() []setting
 }
 
@@ -43,6 +43,8 @@ func layer(cmd *cobra.Command) {
 		}
 		return nil
 	}
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return tellOrigin(cmd.Flags(), run(cmd, args)) }
 }
 
 // isSetting tells a setting from a flag that only the command line has.
@@ -114,7 +116,7 @@ func (s setting) set(fs *pflag.FlagSet) error {
 		return fmt.Errorf("%s: is %.80q, want %s: %w", s.from, strings.Join(s.values, " "), wanted(f), err)
 	}
 	f.Changed = true
-	return nil
+	return fs.SetAnnotation(f.Name, originKey, append([]string{s.from}, s.values...))
 }
 
 // expand carries out what settings that are set say of others.
@@ -125,6 +127,9 @@ func expand(fs *pflag.FlagSet) (err error) {
 			return
 		}
 		said := x.settings()
+		for i := range said {
+			said[i].from = origin(f) + ": " + said[i].from
+		}
 		for _, s := range said {
 			switch {
 			case fs.Lookup(s.flag) != nil:

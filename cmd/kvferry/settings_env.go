@@ -55,6 +55,17 @@ var stockVariables = []stockVariable{
 	{name: "UCX_RCACHE_MAX_UNRELEASED", meaning: "no effect: no UCX is loaded"},
 }
 
+// said names the variables that are set of those that make the setting.
+func (v stockVariable) said(env map[string]string) string {
+	var names []string
+	for _, o := range stockVariables {
+		if _, ok := env[o.name]; ok && o.flag == v.flag {
+			names = append(names, o.name)
+		}
+	}
+	return strings.Join(names, " and ")
+}
+
 // stockAddress joins a stock engine's host and port.
 func stockAddress(hostName, portName, defaultPort string) func(env map[string]string) string {
 	return func(env map[string]string) string {
@@ -89,7 +100,7 @@ func environment(fs *pflag.FlagSet, environ, known []string) ([]setting, error) 
 	})
 	for _, v := range stockVariables {
 		if _, ok := env[v.name]; ok && v.flag != "" && fs.Lookup(v.flag) != nil {
-			out = append(out, setting{flag: v.flag, values: []string{v.value(env)}, from: v.name})
+			out = append(out, setting{flag: v.flag, values: []string{v.value(env)}, from: v.said(env)})
 		}
 	}
 	return out, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/agent/choose"
+	"github.com/kvferry/kvferry/agent/shm"
 	"github.com/kvferry/kvferry/tier/store"
 )
 
@@ -104,17 +106,55 @@ func (f *storeFlags) check() error {
 	return nil
 }
 
+// checkAgentPorts takes and leaves the address of each namespace's agent: the agents themselves are made when the first
+// engines come, and an operator should not have to wait for those to learn that a port is in use.
+func (f *storeFlags) checkAgentPorts() error {
+	if f.transport == shm.Transport {
+		return nil
+	}
+	for n := range f.namespaces {
+		addr, err := f.agentAddr(n)
+		if err != nil {
+			return err
+		}
+		l, err := listen("--agent-listen", addr)
+		if err != nil {
+			return err
+		}
+		_ = l.Close()
+		if strings.HasSuffix(addr, ":0") {
+			break // any free port, each time
+		}
+	}
+	return nil
+}
+
+// agentAddr is where the agent of the n-th namespace listens.
+func (f *storeFlags) agentAddr(n int) (string, error) {
+	host, port, _ := net.SplitHostPort(f.agentListen) // check has looked
+	p, err := strconv.Atoi(port)
+	switch {
+	case err != nil || p < 0 || p > math.MaxUint16:
+		return "", usagef("--agent-listen %s: port %q is no number of 0 to 65535; give HOST:PORT", f.agentListen, port)
+	case p != 0 && p+n > math.MaxUint16:
+		return "", usagef("--agent-listen %s: there are fewer ports from it on than the %d --namespaces; choose a lower one, or port 0 for any free ones", f.agentListen, f.namespaces)
+	case p != 0:
+		p += n
+	}
+	return net.JoinHostPort(host, strconv.Itoa(p)), nil
+}
+
 // agentOf makes the agent of the n-th namespace.
 func (f *storeFlags) agentOf(id string, log *slog.Logger) func(n int) (agent.Agent, error) {
 	var made atomic.Int64 // agents of one place follow each other, and peers may still know the earlier one's name
 	return func(n int) (agent.Agent, error) {
-		host, port, _ := net.SplitHostPort(f.agentListen) // check has looked
-		if p, err := strconv.Atoi(port); err == nil && p != 0 {
-			port = strconv.Itoa(p + n)
+		addr, err := f.agentAddr(n)
+		if err != nil {
+			return nil, err
 		}
 		return choose.New(choose.Config{
 			Name:      agent.Name(fmt.Sprintf("store-%s-%d-%d", id, n, made.Add(1))),
-			Transport: f.transport, Listen: net.JoinHostPort(host, port), AdvertiseHost: f.advertiseHost, Log: log,
+			Transport: f.transport, Listen: addr, AdvertiseHost: f.advertiseHost, Log: log,
 		})
 	}
 }
@@ -153,6 +193,10 @@ func runStore(ctx context.Context, w io.Writer, f storeFlags) error {
 func (f *storeFlags) open(log *slog.Logger) (*store.Store, string, error) {
 	ln, err := listen("--p2p-listen", f.p2pListen)
 	if err != nil {
+		return nil, "", err
+	}
+	if err := f.checkAgentPorts(); err != nil {
+		_ = ln.Close()
 		return nil, "", err
 	}
 	host, _, _ := net.SplitHostPort(f.p2pListen) // check has looked

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -196,5 +198,38 @@ func TestStoreKeepsItsModel(t *testing.T) {
 	b.close()
 	if got := newCPUTier(t, again, "a model").fetch(blockKeys(0, 5)); got != "++++-" {
 		t.Errorf("afterwards: %s", got)
+	}
+}
+
+// TestStoreAgentPorts: a store whose agents could not listen says so when it starts, in one line, and not when the
+// first engine, or the one that needs the next namespace, comes.
+func TestStoreAgentPorts(t *testing.T) {
+	t.Parallel()
+	second, err := net.Listen("tcp", "127.77.0.1:0") // where no other test takes the port before it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	base := fmt.Sprintf("127.77.0.1:%d", second.Addr().(*net.TCPAddr).Port-1)
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"of the first namespace":  {[]string{"--agent-listen", second.Addr().String()}, 1, "--agent-listen " + second.Addr().String() + " is in use by another program"},
+		"of the second namespace": {[]string{"--agent-listen", base, "--namespaces", "2", "--transport", "tcp"}, 1, "--agent-listen " + second.Addr().String() + " is in use by another program"},
+		"no number":               {[]string{"--agent-listen", "127.0.0.1:http"}, 2, `port "http" is no number`},
+		"not enough":              {[]string{"--agent-listen", "127.0.0.1:65535", "--namespaces", "2"}, 2, "fewer ports"},
+		"another host's":          {[]string{"--agent-listen", "192.0.2.1:0"}, 2, "--agent-listen 192.0.2.1:0: "},
+	} {
+		p := launch(t, append([]string{"store", "--listen", "127.0.0.1:0", "--p2p-listen", "127.0.0.1:0"}, c.args...)...)
+		if code, out := p.wait(), p.output(); code != c.code || !strings.Contains(out, c.says) || strings.Contains(out, "\n") {
+			t.Errorf("%s: exit status %d, %s", name, code, out)
+		}
+	}
+	var f storeFlags
+	f.agentListen, f.namespaces, f.transport = second.Addr().String(), 2, "shm"
+	if err := f.checkAgentPorts(); err != nil {
+		t.Errorf("shared memory takes no port: %v", err)
 	}
 }
