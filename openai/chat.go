@@ -60,7 +60,7 @@ func (p *parser) message(at string, raw []byte) Message {
 	return m
 }
 
-// content reads a string, or a list of text parts.
+// content reads a string, or a list of text parts, which become lines as in stock engines.
 func (p *parser) content(at string) string {
 	raw := p.obj.Present("content")
 	switch {
@@ -96,6 +96,9 @@ func (p *parser) content(at string) string {
 		}
 		if in.err == nil && in.obj.Present("text") == nil {
 			in.fail(badRequest(part+".text", CodeMissing, "%s.text is missing.", part))
+		}
+		if i > 0 {
+			b.WriteByte('\n')
 		}
 		b.WriteString(in.str("text"))
 		if in.err != nil {

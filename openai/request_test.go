@@ -62,7 +62,7 @@ func TestParseChat(t *testing.T) {
 	}
 	want := &ChatRequest{
 		Model:    "m",
-		Messages: []Message{{"system", "s"}, {"user", "ab"}, {"assistant", ""}},
+		Messages: []Message{{"system", "s"}, {"user", "a\nb"}, {"assistant", ""}},
 		Sampling: Sampling{MaxTokens: 7, N: 1, Temperature: 1, TopP: 1},
 	}
 	if d := cmp.Diff(want, got); d != "" {

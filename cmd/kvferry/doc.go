@@ -10,6 +10,9 @@
 //	environment ──┼──> flags ──> a package's Config      docs/configuration.md is generated
 //	YAML file ────┘                                       from the flags (configdoc_test.go)
 //
+// `kvferry checkpoint` writes the built-in model for stock engines. stock_live_test.go, which
+// test/interop/checkpoint.sh runs, compares one with an engine of ours.
+//
 // A server prints one line beginning with `ready` when requests can be sent, and stops on SIGTERM.
 //
 // `up --check` compares a pair with a single engine, token by token. `up --check --faults` does so

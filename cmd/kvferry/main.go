@@ -50,7 +50,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUp(), newEngine(), newRouter(), newStore())
+	root.AddCommand(newUp(), newEngine(), newRouter(), newStore(), newCheckpoint())
 	for _, c := range root.Commands() {
 		layer(c)
 	}

@@ -171,7 +171,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelpShowsExamples(t *testing.T) {
-	for _, args := range []string{"--help", "up --help", "engine --help", "router --help"} {
+	for _, args := range []string{"--help", "up --help", "engine --help", "router --help", "store --help", "checkpoint --help"} {
 		p := launch(t, strings.Fields(args)...)
 		if code := p.wait(); code != 0 || !strings.Contains(p.output(), "Examples:") {
 			t.Errorf("%s: exit status %d, output:\n%s", args, code, p.output())

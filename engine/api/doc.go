@@ -58,8 +58,8 @@
 //
 // # Chats
 //
-// The tokenizer has no role tokens, so a fixed plain-text template stands in for one: each message
-// is `<|role|>`, a line break, its text and a line break; `<|assistant|>` and a line break follow.
+// The tokenizer has no role tokens, so a fixed plain-text template stands in for one, [model.ChatPrompt]. Stock
+// engines find it in a checkpoint that this project wrote; the one of a checkpoint of others is not read.
 //
 // # Goroutines
 //

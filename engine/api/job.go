@@ -64,14 +64,13 @@ func (s *Server) chatJob(name string, r *openai.ChatRequest) (*job, error) {
 	return j, nil
 }
 
-// chatText is the fixed template of this package's documentation.
+// chatText is the prompt of a chat.
 func chatText(messages []openai.Message) string {
-	var b strings.Builder
-	for _, m := range messages {
-		b.WriteString("<|" + m.Role + "|>\n" + m.Content + "\n")
+	turns := make([]model.Message, len(messages))
+	for i, m := range messages {
+		turns[i] = model.Message{Role: m.Role, Content: m.Content}
 	}
-	b.WriteString("<|assistant|>\n")
-	return b.String()
+	return model.ChatPrompt(turns)
 }
 
 // prepare checks model and hand-off.

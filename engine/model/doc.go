@@ -21,6 +21,11 @@
 // a view. Nothing here keeps a goroutine: Forward forks and joins within a call. Nothing here
 // waits, logs or reads a clock. Only Load and Save touch files.
 //
+// # Stock engines
+//
+// TestStockEngineGivesTheSame holds recorded tokens, log-probabilities and texts of vLLM 0.32.0 against this
+// package, from checkpoints of both makes. test/interop/checkpoint.sh runs a live one and records them.
+//
 // # The same bits
 //
 // A request's result never depends on its company. Each number is computed by one fixed sequence of

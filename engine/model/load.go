@@ -12,8 +12,9 @@ import (
 )
 
 // Load reads a Llama checkpoint from a directory: config.json, model.safetensors (F32, F16 or BF16)
-// and tokenizer.json (byte-level without merges). The model is named after the directory. Errors
-// about contents are FormatError or UnsupportedError.
+// and tokenizer.json (byte-level without merges, adding no tokens to a text). The model is named after
+// the directory. A chat template and generation defaults beside them are not read. Errors about contents
+// are FormatError or UnsupportedError.
 func Load(dir string) (*Model, error) {
 	raw, err := readSmall(dir, configFile, maxConfigBytes)
 	if err != nil {

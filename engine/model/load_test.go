@@ -190,6 +190,29 @@ func TestConfigsThatAreAccepted(t *testing.T) {
 	}
 }
 
+// Parts of a post-processor, and the template made of some.
+var (
+	special = map[string]any{"SpecialToken": map[string]any{"id": "<|bos|>", "type_id": 0}}
+	textA   = map[string]any{"Sequence": map[string]any{"id": "A", "type_id": 0}}
+)
+
+func template(parts ...map[string]any) map[string]any {
+	return map[string]any{"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": map[string]any{}}
+}
+
+func TestTokenizersThatAreAccepted(t *testing.T) {
+	type object = map[string]any
+	for name, post := range map[string]object{
+		"template": template(textA),
+		"offsets":  {"type": "ByteLevel", "trim_offsets": false},
+		"both":     {"type": "Sequence", "processors": []object{{"type": "ByteLevel"}, template(textA)}},
+	} {
+		if err := editJSON(t, tokenizerFile, "", object{"post_processor": post}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestTokenizersThatAreRefused(t *testing.T) {
 	type object = map[string]any
 	for name, c := range map[string]struct {
@@ -206,7 +229,15 @@ func TestTokenizersThatAreRefused(t *testing.T) {
 		"id twice":      {"model", object{"vocab": object{"a": 0, "b": 0}}, false, "twice"},
 		"id outside":    {"model", object{"vocab": object{"a": MaxVocab}}, false, "not in 0 to"},
 		"normalizer":    {"", object{"normalizer": object{"type": "NFC"}}, true, "normalizer"},
-		"bos added":     {"", object{"post_processor": object{"type": "TemplateProcessing"}}, true, "post_processor"},
+		"no template":   {"", object{"post_processor": object{"type": "TemplateProcessing"}}, true, "post_processor"},
+		"bos added":     {"", object{"post_processor": template(special, textA)}, true, "post_processor"},
+		"no text":       {"", object{"post_processor": template(special)}, true, "post_processor"},
+		"text twice":    {"", object{"post_processor": template(textA, textA)}, true, "post_processor"},
+		"second text":   {"", object{"post_processor": template(object{"Sequence": object{"id": "B"}})}, true, "post_processor"},
+		"one adds":      {"", object{"post_processor": object{"type": "Sequence", "processors": []object{{"type": "ByteLevel"}, template(textA, special)}}}, true, "post_processor"},
+		"nested":        {"", object{"post_processor": object{"type": "Sequence", "processors": []object{{"type": "Sequence"}}}}, true, "post_processor"},
+		"other post":    {"", object{"post_processor": object{"type": "BertProcessing"}}, true, "post_processor"},
+		"post is text":  {"", object{"post_processor": "x"}, true, "post_processor"},
 		"no pre":        {"", object{"pre_tokenizer": nil}, false, "pre_tokenizer: is missing"},
 		"space":         {"pre_tokenizer", object{"add_prefix_space": true}, true, "add_prefix_space"},
 		"untold space":  {"pre_tokenizer", object{"add_prefix_space": nil}, false, "add_prefix_space"},

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvferry/kvferry/kv"
@@ -33,7 +34,9 @@ type addedToken struct {
 func parseTokenizer(data []byte) (*Tokenizer, error) {
 	f := parseFields(tokenizerFile, "", data)
 	f.only("normalizer")
-	f.only("post_processor")
+	if f.has("post_processor") && !addsNothing(f.members["post_processor"], true) {
+		f.unsupported("post_processor", "null or one that adds no tokens to a text")
+	}
 	f.only("truncation")
 	f.only("padding")
 	pre := f.object("pre_tokenizer")
@@ -74,6 +77,35 @@ func parseTokenizer(data []byte) (*Tokenizer, error) {
 		}
 	}
 	return t, nil
+}
+
+// addsNothing tells a post-processor that leaves the tokens of a single text as they are: the offsets of a
+// byte-level one, and the template without specials that stock libraries write for a tokenizer
+// that had none. A sequence of such is one, too, but not a sequence of sequences.
+func addsNothing(raw json.RawMessage, sequence bool) bool {
+	var p struct {
+		Type       string                       `json:"type"`
+		Single     []map[string]json.RawMessage `json:"single"`
+		Processors []json.RawMessage            `json:"processors"`
+	}
+	if json.Unmarshal(raw, &p) != nil {
+		return false
+	}
+	switch p.Type {
+	case "ByteLevel":
+		return true
+	case "TemplateProcessing":
+		if len(p.Single) != 1 || len(p.Single[0]) != 1 {
+			return false
+		}
+		var text struct {
+			ID string `json:"id"`
+		}
+		return json.Unmarshal(p.Single[0]["Sequence"], &text) == nil && text.ID == "A"
+	case "Sequence":
+		return sequence && !slices.ContainsFunc(p.Processors, func(one json.RawMessage) bool { return !addsNothing(one, false) })
+	}
+	return false
 }
 
 // newTokenizer places the entries; pieces are left to the caller.
