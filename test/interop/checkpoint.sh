@@ -15,6 +15,7 @@ if [ -z "$python" ]; then
 	exit 0
 fi
 [ $# -eq 0 ] || shift
+case $python in /*) ;; */*) python=$PWD/$python ;; esac
 cd "$(dirname "$0")/../.."
 OMP_NUM_THREADS=1 KVFERRY_STOCK_PYTHON=$python \
 	go test -count=1 -v -timeout 10m -run TestStockCheckpointLive ./cmd/kvferry "$@"

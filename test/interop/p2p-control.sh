@@ -12,6 +12,7 @@ if [ -z "$python" ]; then
 	echo "skipped: no Python environment with vLLM (see the head of $0)"
 	exit 0
 fi
+case $python in /*) ;; */*) python=$PWD/$python ;; esac
 cd "$(dirname "$0")/../.."
 UCX_TLS=tcp,sm,self OMP_NUM_THREADS=1 KVFERRY_STOCK_PYTHON=$python \
 	go test -count=1 -v -timeout 10m -run TestStockTierLive ./tier/p2p
