@@ -17,6 +17,8 @@
 // must not block and must not call Host before they return. A Secondary never holds a lock of its own
 // while it calls Host, unless no method of the Secondary takes that lock.
 //
+// A peer's lookup comes in portions (Host.Serve), so that the lock is not held for long.
+//
 // # Prompts
 //
 // A block of a prompt is of no use without all before it. A Request with a Prefix gets nothing behind its first

@@ -80,7 +80,7 @@ type Host interface {
 	LoadStopped(core.JobID)
 	StoreEnded(id core.JobID, ok bool)
 	// Serve answers a peer of this tier, with every hit pinned, and at most so many blocks pinned or loaded
-	// for it; Unpin gives pins back.
+	// for it; Unpin gives pins back. The lock is held for all of keys, so a long lookup is to come in portions.
 	Serve(keys []core.Key, most int) []core.Served
 	Unpin([]core.PinID)
 	// Recent gives the keys of at most so many blocks in memory, those first that are evicted last.

@@ -44,10 +44,11 @@ func (m *Machine) unwanted(req kv.RequestID, r *request, keys []Key) {
 	}
 }
 
-// Serve answers a peer's lookup that came in by the given tier, which is itself not asked: nothing is
-// fetched from one peer for another. Each hit is pinned before the next key is looked at. The peer gets most
+// Serve answers a peer's lookup, or a portion of one, that came in by the given tier, which is itself not asked:
+// nothing is fetched from one peer for another. Each hit is pinned before the next key is looked at. The peer gets most
 // blocks, pinned or loaded from another tier, as far as all peers together leave it those; the rest are misses
-// for now.
+// for now. None of keys is evicted for another of them. One of a later portion may be: in a prompt what comes
+// first counts, and keeping all of a long lookup would take time that grows with its length for each portion.
 func (m *Machine) Serve(tier int, keys []Key, most int, p Prober) []Served {
 	out := make([]Served, len(keys))
 	s := m.newSearch("", nil, tier, keys)
@@ -57,6 +58,7 @@ func (m *Machine) Serve(tier int, keys []Key, most int, p Prober) []Served {
 		before := s.promoted
 		v := s.find(k, p)
 		out[i].Verdict, out[i].Later = v, s.refused
+		out[i].Promoted = s.promoted > before
 		given += s.promoted - before
 		if s.refused {
 			m.stats.RefusedPins++
@@ -95,7 +97,7 @@ type search struct {
 	r       *request // nil for a peer
 	exclude int
 	keys    []Key
-	keep    map[Key]struct{} // made when something is to be evicted
+	keep    func(Key) bool // is it of keys? Made when something is to be evicted
 	loads   [MaxTiers][]*block
 	// full: a peer gets nothing more. refused: the last key was a miss for that. promoted is how many loads have.
 	full, refused bool
@@ -150,9 +152,13 @@ func (s *search) refuse() Verdict {
 // promote gives a key of another tier a slot.
 func (s *search) promote(tier int, k Key) Verdict {
 	if s.keep == nil {
-		s.keep = make(map[Key]struct{}, len(s.keys))
+		all := make(map[Key]struct{}, len(s.keys))
 		for _, k := range s.keys {
-			s.keep[k] = struct{}{}
+			all[k] = struct{}{}
+		}
+		s.keep = func(k Key) bool {
+			_, ok := all[k]
+			return ok
 		}
 	}
 	if s.loads[tier] == nil && s.m.inFlight+s.open() >= MaxJobs {
@@ -182,6 +188,7 @@ func (s *search) open() int {
 }
 
 func (s *search) flush() {
+	s.m.pool.restore()
 	for t, blocks := range s.loads {
 		if blocks != nil {
 			id := s.m.open(jobLoad, t, s.req, blocks)

@@ -410,14 +410,22 @@ func (w *world) lookup(t *rapid.T) {
 func (w *world) serve(t *rapid.T) {
 	tier, keys, has := rapid.IntRange(0, 2).Draw(t, "tier"), w.keys(t), w.has(t)
 	most := rapid.IntRange(0, 3).Draw(t, "most")
+	before := w.d.peerLoads
 	want, later := w.d.serve("", tier, keys, most, has)
+	promoted := 0
 	for i, s := range w.m.Serve(tier, keys, most, probeFunc(has)) {
+		if s.Promoted {
+			promoted++
+		}
 		if s.Verdict != want[i] || s.Later != later[i] {
 			t.Fatalf("%s: %v, later %v; want %v, %v", keys[i], s.Verdict, s.Later, want[i], later[i])
 		}
 		if s.Verdict == Hit {
 			w.pins[s.Pin] = w.d.find(keys[i])
 		}
+	}
+	if loads := w.d.peerLoads - before; promoted != loads {
+		t.Fatalf("%d are charged, %d are loaded", promoted, loads)
 	}
 }
 

@@ -28,6 +28,7 @@ type Pool struct {
 	index    map[Key]*block
 	free     []Slot
 	victims  victims
+	spared   []*block // out of victims until restore, as they were to be kept
 	lastRank uint64
 	held     int // blocks that left the index while written or pinned, in quarantine or not
 	evicted  uint64
@@ -42,8 +43,9 @@ func newPool(slots int) *Pool {
 }
 
 // reserve gives n blocks that are being written to keys that the pool does not have, evicting what
-// it must but nothing in keep. It gives all or none, and then evicts nothing.
-func (p *Pool) reserve(keys []Key, keep map[Key]struct{}) []*block {
+// it must but nothing that is to be kept. It gives all or none, and then evicts nothing. Calls with the same
+// keep may follow; restore comes after the last.
+func (p *Pool) reserve(keys []Key, keep func(Key) bool) []*block {
 	need := len(keys) - len(p.free)
 	if need > 0 && !p.evict(need, keep) {
 		return nil
@@ -61,28 +63,37 @@ func (p *Pool) reserve(keys []Key, keep map[Key]struct{}) []*block {
 	return out
 }
 
-func (p *Pool) evict(n int, keep map[Key]struct{}) bool {
-	var chosen, spared []*block
+// evict passes each block that is to be kept once, however many calls follow each other: with a memory full of
+// them, passing them for each slot anew would take minutes.
+func (p *Pool) evict(n int, keep func(Key) bool) bool {
+	var chosen []*block
 	for len(chosen) < n && len(p.victims) > 0 {
 		b := heap.Pop(&p.victims).(*block)
-		if _, ok := keep[b.key]; ok {
-			spared = append(spared, b)
+		if keep(b.key) {
+			p.spared = append(p.spared, b)
 		} else {
 			chosen = append(chosen, b)
 		}
 	}
-	enough := len(chosen) == n
-	if !enough {
-		spared, chosen = append(spared, chosen...), nil
-	}
-	for _, b := range spared {
-		heap.Push(&p.victims, b)
+	if len(chosen) < n {
+		for _, b := range chosen {
+			heap.Push(&p.victims, b)
+		}
+		return false
 	}
 	for _, b := range chosen {
 		p.drop(b)
 		p.evicted++
 	}
-	return enough
+	return true
+}
+
+// restore makes what was kept evictable again, as far as nobody uses it.
+func (p *Pool) restore() {
+	for _, b := range p.spared {
+		p.settle(b)
+	}
+	p.spared = nil
 }
 
 // commit makes a written block ready.

@@ -97,9 +97,11 @@ type Served struct {
 	Verdict Verdict
 	// Later is set of a Miss that is one only because peers hold as much as they may at the moment.
 	Later bool
-	Pin   PinID
-	Slot  Slot
-	Sum   Sum
+	// Promoted is set of a Pending that the peer is charged for: this call has begun to load it.
+	Promoted bool
+	Pin      PinID
+	Slot     Slot
+	Sum      Sum
 }
 
 // Stats are counts for people.

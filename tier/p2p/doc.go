@@ -10,6 +10,12 @@
 // The protocol is package session's Hub. The loop goroutine owns it, feeds it and carries out what
 // follows; it never waits for a peer, a disk or an engine step, only, shortly, for the Manager's lock.
 //
+// # Long lookups
+//
+// A peer's lookup is answered from the Manager's book in portions (session.Config.Portion). Peers take turns with them,
+// and messages and all else come between two portions, so that a long lookup delays neither the engine nor other
+// peers. Each hit is pinned when it is found; the answer goes out when the last portion is known.
+//
 // # Goroutines
 //
 // The loop; one that receives from the ROUTER; for each peer one that dials and sends; for each

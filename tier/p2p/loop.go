@@ -56,7 +56,17 @@ func (l *loop) run() {
 			timer.Reset(time.Until(at))
 			due = timer.C
 		}
+		var more <-chan struct{}
+		if l.turns.any() { // a portion follows in any case; a message of a peer, and whatever else there is, comes before
+			more = always
+			select {
+			case m := <-l.t.messages:
+				l.step(m)
+			default:
+			}
+		}
 		select {
+		case <-more:
 		case <-l.t.wake:
 			in, heard := l.t.take()
 			l.woken = l.woken || heard
@@ -88,6 +98,7 @@ func (l *loop) run() {
 		if closing == nil && len(l.posted) == 0 {
 			return
 		}
+		l.serve()
 	}
 }
 
@@ -199,7 +210,9 @@ func (l *loop) act(a session.Action) {
 	case session.StoreEnded:
 		t.host.StoreEnded(a.Job, a.OK)
 	case session.Serve:
-		l.serve(a)
+		l.turns.add(a)
+	case session.Forgo:
+		l.turns.drop(a)
 	case session.Unpin:
 		t.host.Unpin(a.Pins)
 	case session.StoreUp:
@@ -220,12 +233,23 @@ func (l *loop) act(a session.Action) {
 	}
 }
 
-// serve answers a peer's lookup from the Manager's book. Changes are let through before that, so that
+// serve answers a portion of a peer's lookup from the Manager's book. Changes are let through before that, so that
 // none is missed between the answer and the wait for a change.
-func (l *loop) serve(a session.Serve) {
+func (l *loop) serve() {
+	a, ok := l.turns.next()
+	if !ok {
+		return
+	}
 	l.watch(true)
-	l.next = append(l.next, session.Served{Lookup: a.Lookup, Answers: l.t.host.Serve(a.Keys, a.Most)})
+	l.step(session.Served{Lookup: a.Lookup, Answers: l.t.host.Serve(a.Keys, a.Most)})
 }
+
+// always is ready.
+var always = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 func (l *loop) send(a session.Send) {
 	c := l.conns[a.Gen]

@@ -81,6 +81,12 @@ func nodeOn(t *testing.T, ln net.Listener, ag agent.Agent, change func(*Config))
 // nodeNamed makes a node without a listener.
 func nodeNamed(t *testing.T, name string, ag agent.Agent, change func(*Config)) *node {
 	t.Helper()
+	return nodeBehind(t, name, ag, change, func(s tier.Secondary) tier.Secondary { return s })
+}
+
+// nodeBehind makes a node whose Manager sees its tier wrapped.
+func nodeBehind(t *testing.T, name string, ag agent.Agent, change func(*Config), wrap func(tier.Secondary) tier.Secondary) *node {
+	t.Helper()
 	n := &node{t: t, name: name, agent: ag, changed: make(chan struct{}, 1)}
 	n.mu.news = make(chan struct{})
 	mem, err := ag.Alloc(testSlots * testBlockLen)
@@ -98,7 +104,7 @@ func nodeNamed(t *testing.T, name string, ag agent.Agent, change func(*Config)) 
 		t.Fatal(err)
 	}
 	n.m, err = tier.New(tier.Config{
-		Memory: mem.Bytes(), BlockLen: testBlockLen, Secondaries: []tier.Secondary{n.tier},
+		Memory: mem.Bytes(), BlockLen: testBlockLen, Secondaries: []tier.Secondary{wrap(n.tier)},
 		OnChange: func() { notify(n.changed) },
 	})
 	if err != nil {

@@ -409,6 +409,7 @@ type loop struct {
 	posted  map[uint64]agent.TransferID
 	numbers map[agent.TransferID]uint64
 	waiting []session.Post // for a place in the agent
+	turns   turns          // of peers whose lookups are being answered
 	next    []session.Event
 	woken   bool // the engine is to be told
 	done    chan struct{}

@@ -111,11 +111,17 @@ type (
 		Job core.JobID
 		OK  bool
 	}
-	// Serve looks keys up for a peer and pins what is there, Most blocks of it; Served follows.
+	// Serve looks a portion of a lookup up for a peer and pins what is there, Most blocks of it; Served follows, also
+	// after other events. Forgo says that a Serve without a Served has become of no use: it need not be carried out.
 	Serve struct {
+		Peer   PeerID
 		Lookup uint64
 		Keys   []core.Key
 		Most   int
+	}
+	Forgo struct {
+		Peer   PeerID
+		Lookup uint64
 	}
 	Unpin struct{ Pins []core.PinID }
 )
@@ -147,6 +153,7 @@ func (LoadEnded) action()   {}
 func (LoadStopped) action() {}
 func (StoreEnded) action()  {}
 func (Serve) action()       {}
+func (Forgo) action()       {}
 func (Unpin) action()       {}
 func (Report) action()      {}
 func (Note) action()        {}

@@ -34,8 +34,17 @@ func TestKeysOfOnePeerAreBounded(t *testing.T) {
 	}
 	r := &s.h.sessions["p:1"].server
 	for round := range uint64(2) {
-		a := say(&wire.P2PLookup{ID: "q", Round: round, Keys: many})
-		s.step(Served{Lookup: a[0].(Serve).Lookup, Answers: pending})
+		portions := 0
+		for a := say(&wire.P2PLookup{ID: "q", Round: round, Keys: many}); len(a) > 0; portions++ {
+			p := a[0].(Serve)
+			if len(p.Keys) > DefaultPortion {
+				t.Fatalf("a portion of %d keys", len(p.Keys))
+			}
+			a = s.h.Step(s.now, Served{Lookup: p.Lookup, Answers: pending[:len(p.Keys)]})
+		}
+		if portions != wire.MaxP2PKeys/DefaultPortion {
+			t.Fatalf("%d portions", portions)
+		}
 		if a := say(&wire.P2PFetch{ID: "f", Round: round, Keys: many, Indexes: indexes}); len(a) != 0 {
 			t.Fatalf("fetch %d: %v", round, a)
 		}

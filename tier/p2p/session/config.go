@@ -22,6 +22,8 @@ type Config struct {
 	// PeerPins bounds the blocks that one peer holds by its lookups. UnboundSlots bounds the blocks
 	// kept for peers that have not asked for them yet. 0: a quarter, and half, of Local.NumBlocks.
 	PeerPins, UnboundSlots int
+	// Portion is how many keys of a peer's lookup one Serve has at most. 0: DefaultPortion.
+	Portion int
 
 	HandshakeTimeout time.Duration
 	IdleTimeout      time.Duration // a peer's session may be ended for another's when idle so long; below 0: never
@@ -60,7 +62,7 @@ func (c Config) Validate() error {
 			return fmt.Errorf("p2p tier: a timeout is negative (%v)", d)
 		}
 	}
-	if c.MaxPeers < 0 || c.PeerPins < 0 || c.UnboundSlots < 0 || c.LoadRate < 0 {
+	if c.MaxPeers < 0 || c.PeerPins < 0 || c.UnboundSlots < 0 || c.Portion < 0 || c.LoadRate < 0 {
 		return errors.New("p2p tier: a bound is negative")
 	}
 	return nil
@@ -70,6 +72,7 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.MaxPeers, DefaultMaxPeers)
 	setDefault(&c.PeerPins, max(1, c.Local.NumBlocks/4))
 	setDefault(&c.UnboundSlots, max(1, c.Local.NumBlocks/2))
+	setDefault(&c.Portion, DefaultPortion)
 	setDefault(&c.HandshakeTimeout, DefaultHandshakeTimeout)
 	setDefault(&c.IdleTimeout, DefaultIdleTimeout)
 	setDefault(&c.LookupTimeout, DefaultLookupTimeout)

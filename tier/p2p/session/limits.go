@@ -61,6 +61,11 @@ const (
 	redialPause = 500 * time.Millisecond
 )
 
+// DefaultPortion is for how many keys of one peer's lookup the tier's lock is held at a time, in which the engine and all
+// other peers wait: some tenths of a millisecond if all are hits, one or two if each is loaded from another tier. A
+// prompt of 16 Ki tokens, in blocks of 16, is one portion; the longest lookup, of 128 Ki keys, is 128.
+const DefaultPortion = 1024
+
 // Defaults of Config. Those with a number in p2p-tier.md have its value.
 const (
 	DefaultMaxPeers         = 128

@@ -14,11 +14,14 @@ type lookup struct {
 	k        roundKey
 	by       *serverRole
 	keys     []core.Key // as asked, in order
-	missing  []core.Key // those without a verdict, each once
+	missing  []core.Key // those without a verdict, each once; during a pass those of what was served
+	portion  []core.Key // being served, and
+	rest     []core.Key // to be served in the same pass
+	room     int        // what the peer may still get in this pass
 	at       map[core.Key]int
 	filed    []core.Key            // hits kept for it, which no other lookup has answered
 	later    map[core.Key]struct{} // misses that are due to the bounds of the moment
-	serving  bool                  // a Served is due
+	serving  bool                  // a pass is under way: a Served is due
 	retry    bool                  // the tier has changed meanwhile
 	expired  bool                  // what is still pending is a miss
 	over     bool
@@ -59,15 +62,26 @@ func (r *serverRole) onLookup(m *wire.P2PLookup) {
 	l.serve()
 }
 
-// serve asks the tier for what has no verdict yet.
+// serve asks the tier for what has no verdict yet, in a pass over all of it.
 func (l *lookup) serve() {
 	if len(l.missing) == 0 {
 		l.answer()
 		return
 	}
 	l.serving, l.retry = true, false
+	l.rest, l.missing, l.room = l.missing, nil, l.share()
+	l.next()
+}
+
+// share is how many blocks the peer may get, with those that may give way to others of this lookup.
+func (l *lookup) share() int { return max(0, l.by.s.h.cfg.PeerPins-l.by.pins+len(l.filed)) }
+
+// next asks for a portion: others come between, so that a long lookup holds nobody up.
+func (l *lookup) next() {
 	h := l.by.s.h
-	h.emit(Serve{Lookup: l.no, Keys: l.missing, Most: max(0, h.cfg.PeerPins-l.by.pins+len(l.filed))})
+	n := min(len(l.rest), h.cfg.Portion)
+	l.portion, l.rest = l.rest[:n], l.rest[n:]
+	h.emit(Serve{Peer: l.by.s.peer, Lookup: l.no, Keys: l.portion, Most: min(l.room, l.share())})
 }
 
 // again is serve after a change of the tier.
@@ -90,26 +104,33 @@ func (h *Hub) served(ev Served) {
 		}
 		return
 	}
-	l.serving = false
-	var pending []core.Key
 	for i, a := range ev.Answers {
+		k := l.portion[i]
+		if a.Promoted {
+			l.room--
+		}
 		switch a.Verdict {
 		case core.Hit:
-			l.file(l.missing[i], a)
+			l.room--
+			l.file(k, a)
 		case core.Pending:
-			pending = append(pending, l.missing[i])
+			l.missing = append(l.missing, k)
 		default:
 			if a.Later {
-				l.later[l.missing[i]] = struct{}{}
+				l.later[k] = struct{}{}
 			}
 		}
 	}
-	l.missing = pending
 	if x := l.by.rounds[l.k]; x != nil && x.looked && !x.fetched {
 		x.keep()
 	}
+	if len(l.rest) > 0 {
+		l.next()
+		return
+	}
+	l.serving = false
 	switch {
-	case len(pending) == 0 || l.expired:
+	case len(l.missing) == 0 || l.expired:
 		l.answer()
 	case l.retry:
 		l.serve()
@@ -188,6 +209,9 @@ func (l *lookup) end() {
 	}
 	h := l.by.s.h
 	l.over = true
+	if l.serving {
+		h.emit(Forgo{Peer: l.by.s.peer, Lookup: l.no})
+	}
 	h.stop(l.deadline)
 	delete(h.lookups, l.no)
 	delete(l.by.lookups, l.no)

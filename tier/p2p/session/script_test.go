@@ -225,6 +225,8 @@ func (s *script) fresh(t *testing.T, options []string) {
 			cfg.MaxPeers = n
 		case "pins":
 			cfg.PeerPins = n
+		case "portion":
+			cfg.Portion = n
 		case "unbound":
 			cfg.UnboundSlots = n
 		case "store":
@@ -324,6 +326,8 @@ func answersOf(t *testing.T, f []string) []core.Served {
 		switch {
 		case verdict == "pending":
 			s.Verdict = core.Pending
+		case verdict == "promoted":
+			s.Verdict, s.Promoted = core.Pending, true
 		case verdict == "later":
 			s.Later = true
 		case strings.HasPrefix(verdict, "hit"):
@@ -512,6 +516,8 @@ func actionText(a Action) string {
 		return fmt.Sprintf("load %d stopped", a.Job)
 	case StoreEnded:
 		return fmt.Sprintf("store %d ended ok=%v", a.Job, a.OK)
+	case Forgo:
+		return fmt.Sprintf("forgo lookup %d", a.Lookup)
 	case Serve:
 		if a.Most < len(a.Keys) {
 			return fmt.Sprintf("serve lookup %d: %v, at most %d", a.Lookup, a.Keys, a.Most)

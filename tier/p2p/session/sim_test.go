@@ -102,7 +102,7 @@ func newSim(t *rapid.T, rigid bool) *sim {
 		c.NumBlocks = len(n.mem)
 		c.Extension.Capabilities = []string{wire.CapP2PSums, wire.CapP2PLater}
 		var err error
-		if n.hub, err = New(Config{Local: c, Revocable: !rigid, MaxPeers: 2, PeerPins: 3}); err != nil {
+		if n.hub, err = New(Config{Local: c, Revocable: !rigid, MaxPeers: 2, PeerPins: 3, Portion: rapid.IntRange(1, 3).Draw(t, "portion")}); err != nil {
 			t.Fatal(err)
 		}
 		if n.m, err = core.New(core.Config{Slots: len(n.mem), Tiers: 1}); err != nil {
