@@ -205,6 +205,53 @@ func TestPullSiblings(t *testing.T) {
 	settle(t, x.d)
 }
 
+// A D whose queue has no room for all answers of a hand-off takes none: P has heard of none of them, and whoever
+// asks again with the same parameters, there or elsewhere, gets all.
+func TestPullSiblingsRefusedTogether(t *testing.T) {
+	x := newPullPair(t, func(c *Config) {
+		c.Lease = 5 * time.Minute
+		if c.Role == connector.Consumer {
+			c.MaxQueue, c.MaxRunning = 4, 1
+		}
+	})
+	p := prompt(90, 3)
+	decode := x.prefilled(t, "r", p, 4)
+	const n = 4
+	decode.Params.Readers = n
+	var busy []*Stream
+	for i := range 2 {
+		busy = append(busy, submit1(t, x.d, Request{ID: kv.RequestID(fmt.Sprint("busy", i)), Prompt: prompt(20, 10+i), MaxTokens: 200}))
+	}
+	sibling := func(i int) Request {
+		r, params := decode, *decode.Params
+		r.ID, r.Params = kv.RequestID(fmt.Sprintf("%d_%s", i, decode.ID)), &params
+		if i == 0 {
+			r.Together = n
+		}
+		return r
+	}
+	var refused *RequestError
+	if _, err := x.d.Submit(t.Context(), sibling(0)); !errors.As(err, &refused) || refused.Kind != KindOverload || !strings.Contains(err.Error(), "no room for all 4 answers") {
+		t.Errorf("%v", err)
+	}
+	for _, s := range busy {
+		s.Close()
+		read(t, s)
+	}
+	if held := x.p.Stats().Held; held != 1 {
+		t.Errorf("P holds %d requests", held)
+	}
+	streams := make([]*Stream, n)
+	for i := range n {
+		streams[i] = submit1(t, x.d, sibling(i))
+	}
+	for i, s := range streams {
+		checkAnswer(t, fmt.Sprint(i), read(t, s), expect(t, p, 4, model.Sampling{}))
+	}
+	settle(t, x.p)
+	settle(t, x.d)
+}
+
 // D goes away at every stage: P's blocks come home long before their lease ends.
 func TestPullAborts(t *testing.T) {
 	t.Parallel()

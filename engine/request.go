@@ -38,6 +38,10 @@ type Request struct {
 	// Tier is what the request says to the CPU tier: where else its blocks may be, who will fetch them,
 	// and how many are looked for and kept. An engine without one ignores it.
 	Tier wire.P2PParams
+	// Together is how many requests are submitted at once, this first one included, that are of use only together:
+	// it is refused unless the queue has room for all, so that a peer's hand-off is not begun by some of those that
+	// share it. More than the queue holds need an empty one. 0 is one.
+	Together int
 }
 
 // Output is what Stream.Next gives: the tokens since the last one. Several tokens arrive in one

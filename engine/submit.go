@@ -114,6 +114,6 @@ func (l *live) coreRequest() core.Request {
 	return core.Request{
 		ID: l.ID, Prompt: l.Prompt, MaxTokens: l.MaxTokens, StopTokens: l.StopTokens, IgnoreEOS: l.IgnoreEOS,
 		Keys: core.Keys{Salt: l.CacheSalt, Adapter: l.Adapter, Extras: l.Extras}, Params: l.Params,
-		Tier: core.TierSpec{MaxLoad: l.Tier.MaxLoad, MaxStore: l.Tier.MaxOffload, Whole: l.Tier.Decoder != ""},
+		Tier: core.TierSpec{MaxLoad: l.Tier.MaxLoad, MaxStore: l.Tier.MaxOffload, Whole: l.Tier.Decoder != ""}, Together: l.Together,
 	}
 }

@@ -497,3 +497,21 @@ func TestPanicCostsOneRequest(t *testing.T) {
 		t.Error("the server does not live any more")
 	}
 }
+
+// TestAnswersAreSubmittedTogether: the first of a request's answers says how many there are.
+func TestAnswersAreSubmittedTogether(t *testing.T) {
+	f := newFake(say("x"))
+	r := newRig(t, f, Config{})
+	for body, want := range map[string]int{`{"prompt":"a"}`: 1, `{"prompt":["a","b"],"n":2}`: 4} {
+		r.do(t, "POST", "/v1/completions", body)
+		got := f.takeAll(t)
+		if len(got) != want || got[0].Together != want {
+			t.Errorf("%s: %d requests, together %d", body, len(got), got[0].Together)
+		}
+		for _, q := range got[1:] {
+			if q.Together != 0 {
+				t.Errorf("%s: a later one says %d", body, q.Together)
+			}
+		}
+	}
+}

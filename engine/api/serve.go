@@ -115,7 +115,10 @@ func (a *answer) run(ctx context.Context) {
 			}
 		}
 	}()
-	for _, r := range a.job.children {
+	for i, r := range a.job.children {
+		if i == 0 {
+			r.Together = len(a.job.children) // one that is refused leaves nothing that has begun
+		}
 		if ctx.Err() != nil && (r.Params == nil || !r.Params.DoRemotePrefill) {
 			continue
 		}

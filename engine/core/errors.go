@@ -35,10 +35,13 @@ func (e *NeverFitsError) Error() string {
 	return fmt.Sprintf("the prompt of %d tokens needs %d KV blocks, and the engine has %d in all", e.Prompt, e.Need, e.Total)
 }
 
-// QueueFullError: too many requests wait already.
-type QueueFullError struct{ Limit int }
+// QueueFullError: too many requests wait already, or would with those that come together.
+type QueueFullError struct{ Limit, Together int }
 
 func (e *QueueFullError) Error() string {
+	if e.Together > 1 {
+		return fmt.Sprintf("at most %d requests can wait, and there is no room for all %d answers; try again later", e.Limit, e.Together)
+	}
 	return fmt.Sprintf("%d requests wait already, which is the limit; try again later", e.Limit)
 }
 

@@ -242,8 +242,8 @@ func (m *Machine) add(now time.Time, in Request) error {
 	case n >= m.cfg.Context():
 		m.giveBack(now, in)
 		return &TooLongError{Prompt: n, Context: m.cfg.Context()}
-	case len(m.waiting)+m.remote+m.tier.loading >= m.cfg.MaxWaiting:
-		return &QueueFullError{Limit: m.cfg.MaxWaiting}
+	case len(m.waiting)+m.remote+m.tier.loading+min(max(in.Together, 1), m.cfg.MaxWaiting) > m.cfg.MaxWaiting:
+		return &QueueFullError{Limit: m.cfg.MaxWaiting, Together: in.Together}
 	}
 	if m.conn == nil {
 		in.Params = nil

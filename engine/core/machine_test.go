@@ -704,3 +704,33 @@ func TestConfigValidate(t *testing.T) {
 		}
 	}
 }
+
+// TestTogether: the first of several is refused unless there is room for all, so that none of them begins; more
+// than may wait need an empty queue.
+func TestTogether(t *testing.T) {
+	for _, c := range []struct {
+		waiting, together int
+		refused           bool
+	}{{0, 0, false}, {3, 0, false}, {3, 1, false}, {4, 0, true}, {4, 1, true}, {2, 2, false}, {3, 2, true}, {1, 4, true}, {0, 4, false}, {0, 9, false}, {1, 9, true}} {
+		m, err := New(Config{BlockSize: 4, NumBlocks: 4, MaxBatchTokens: 8, MaxRunning: 1, MaxWaiting: 4, MaxContext: 16}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func(id string, together int) bool {
+			var full *QueueFullError
+			for _, a := range m.Step(time.Time{}, Add{Request{ID: kv.RequestID(id), Prompt: []kv.Token{1}, MaxTokens: 1, Together: together}}) {
+				if r, ok := a.(Refused); ok && !errors.As(r.Err, &full) {
+					t.Errorf("%v", r.Err)
+				}
+			}
+			return full != nil
+		}
+		add("running", 0)
+		for i := range c.waiting {
+			add(fmt.Sprint("waiting ", i), 0)
+		}
+		if got := add("first", c.together); got != c.refused {
+			t.Errorf("%d of 4 wait, %d come: refused %v", c.waiting, c.together, got)
+		}
+	}
+}

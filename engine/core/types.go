@@ -75,6 +75,10 @@ type Request struct {
 	Keys       Keys
 	Params     *kv.TransferParams // nil: no hand-off
 	Tier       TierSpec
+	// Together is how many requests come with this one, itself included: answers of one prompt, that are of use
+	// only if all are taken. It is refused unless there is room for all of them, or nothing waits; the others say
+	// nothing of it. 0 is one.
+	Together int
 }
 
 // Event is what happened outside: Add, Abort, ReleaseHold, StepDone, ConnectorOutput, ResetCache,
