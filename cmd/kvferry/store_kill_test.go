@@ -17,7 +17,7 @@ func TestStoreKilledWhileWriting(t *testing.T) {
 	t.Parallel()
 	args := []string{"--size", "32MiB", "--fs", t.TempDir(), "--fs-size", "4GiB"}
 	next, served, dropped, kept := 0, 0, 0, 0
-	for range storeKills {
+	for kill := range storeKills {
 		store := storeUp(t, args...)
 		if next > 0 {
 			found := foundLine.FindStringSubmatch(store.waitLine(foundLine.MatchString))
@@ -44,6 +44,9 @@ func TestStoreKilledWhileWriting(t *testing.T) {
 		writer := newCPUTier(t, store, "a model")
 		writer.compute(blockKeys(next, next+128))
 		next += 128
+		if kill == 0 { // the others may all be killed before anything is written
+			eventually(t, "files", func() bool { return number(store, "kvferry_store_files") == 128 })
+		}
 		time.Sleep(time.Duration(rand.IntN(150_000)) * time.Microsecond) // any moment will do
 		store.kill()
 		writer.close()
