@@ -116,7 +116,7 @@ var (
 	both          = []kv.TransferMode{kv.Push, kv.Pull}
 	pushOnly      = []kv.TransferMode{kv.Push}
 	pullOnly      = []kv.TransferMode{kv.Pull}
-	secondLease   = func(c *Config) { c.Lease = time.Second }
+	lease         = func(c *Config) { c.Lease = shortLease }
 	secondSilence = func(c *Config) { c.TransferSilence = time.Second }
 )
 
@@ -207,12 +207,12 @@ func TestOneFaultOneCounter(t *testing.T) {
 			}},
 		{name: "a transfer stands still", modes: both, change: secondSilence, run: posted(fault.Drop), p: transfer, d: received, pPull: nothing, dPull: transfer},
 		{name: "a transfer is not taken", modes: both, run: posted(fault.Fail), p: transfer, d: received, pPull: nothing, dPull: transfer},
-		{name: "no D comes", modes: both, change: secondLease, run: func(t *testing.T, c countedPair) {
+		{name: "no D comes", modes: both, change: lease, run: func(t *testing.T, c countedPair) {
 			_, leg := c.begin(t, "r", p, 3)
 			leg()
 			settle(t, c.p)
 		}, p: expired, d: nothing},
-		{name: "no prefill comes", modes: pushOnly, change: secondLease, run: func(t *testing.T, c countedPair) {
+		{name: "no prefill comes", modes: pushOnly, change: func(c *Config) { c.Lease = 2 * shortLease }, run: func(t *testing.T, c countedPair) {
 			_, decode := c.legs("r", p, 3)
 			fails(connector.PhasePrefill)(t, generate(t, c.d, decode))
 		}, p: nothing, d: received},
@@ -251,14 +251,14 @@ func TestOneFaultOneCounter(t *testing.T) {
 			fails(connector.PhaseLease)(t, generate(t, c.d, wrong))
 			works(t, generate(t, c.d, decode))
 		}, p: nothing, d: received, bytes: true},
-		{name: "KV has expired when it is read", modes: pullOnly, change: secondLease, before: func(t *testing.T, c countedPair) any {
+		{name: "KV has expired when it is read", modes: pullOnly, change: lease, before: func(t *testing.T, c countedPair) any {
 			decode := c.prefilled(t, "r", p, 3)
 			settle(t, c.p)
 			return decode
 		}, after: func(t *testing.T, c countedPair, decode any) {
 			fails(connector.PhaseLease)(t, generate(t, c.d, decode.(Request)))
 		}, p: nothing, d: received},
-		{name: "D is done after the lease", modes: pullOnly, change: secondLease, before: func(t *testing.T, c countedPair) any {
+		{name: "D is done after the lease", modes: pullOnly, change: lease, before: func(t *testing.T, c countedPair) any {
 			whole := p[:65]
 			generate(t, c.d, Request{ID: "warm-cache", Prompt: whole, MaxTokens: 1}) // so that D needs nothing
 			decode := c.prefilled(t, "r", whole, 1)
@@ -273,7 +273,7 @@ func TestOneFaultOneCounter(t *testing.T) {
 				return p["stock notifications_after_expiry"] > 0
 			})
 		}, p: lateStray, d: nothing},
-		{name: "the registration cannot be sent", modes: pushOnly, change: secondLease,
+		{name: "the registration cannot be sent", modes: pushOnly, change: lease,
 			run: func(t *testing.T, c countedPair) {
 				c.agents[connector.Consumer].Add(fault.Rule{Match: fault.Match{On: fault.OnNotify, Where: says("PUSH_REG")}, Do: fault.Fail, Times: 1})
 				_, decode := c.legs("r", p, 3)

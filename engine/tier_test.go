@@ -396,6 +396,10 @@ func TestTierCrowd(t *testing.T) {
 	}
 	wg.Wait()
 	tierSettled(t, e)
+	for i := range 5 { // more than the prefix cache keeps
+		tierCheck{id: "again-" + strconv.Itoa(i), prompt: prompt(60, 50+i), max: 3}.run(t, e)
+	}
+	tierSettled(t, e)
 	if s := e.Stats(); s.TierTokens == 0 {
 		t.Errorf("nothing came from the tier: %+v", s)
 	}

@@ -13,7 +13,7 @@ import (
 
 const childEnv = "KVFERRY_FS_TEST_CHILD"
 
-// childWrites stores blocks until it is killed. It says when it has begun.
+// childWrites stores blocks until it is killed. It says when it has begun, and when the first are stored.
 func childWrites(dir string) {
 	t, err := New(Config{Root: dir, Facts: "a model", BlockLen: blockLen, Budget: 40 * fileSize(key(0), blockLen)})
 	if err != nil {
@@ -24,6 +24,7 @@ func childWrites(dir string) {
 		panic(err)
 	}
 	println("begun")
+	said := false
 	id := core.JobID(0)
 	for {
 		for slot := range h.mem { // as many at once as there are workers
@@ -34,6 +35,10 @@ func childWrites(dir string) {
 		}
 		for range h.mem {
 			<-h.ended
+		}
+		if !said {
+			println("stored")
+			said = true
 		}
 	}
 }
@@ -47,7 +52,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	served, dropped := 0, 0
-	for range kills {
+	for kill := range kills {
 		cmd := exec.Command(exe, "-test.run=^$")
 		cmd.Env = append(os.Environ(), childEnv+"="+dir)
 		stderr, err := cmd.StderrPipe()
@@ -57,9 +62,15 @@ func TestKilledWhileWriting(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		line, err := bufio.NewReader(stderr).ReadString('\n')
-		if err != nil || line != "begun\n" {
-			t.Fatalf("the child says %q, %v", line, err)
+		lines := bufio.NewReader(stderr)
+		says := func(want string) {
+			if line, err := lines.ReadString('\n'); err != nil || line != want {
+				t.Fatalf("the child says %q, %v", line, err)
+			}
+		}
+		says("begun\n")
+		if kill == 0 { // the others may all be killed before anything is stored
+			says("stored\n")
 		}
 		time.Sleep(time.Duration(rand.IntN(30_000)) * time.Microsecond) // any moment will do
 		if err := cmd.Process.Kill(); err != nil {
