@@ -142,6 +142,7 @@ type Config struct {
 	Log *slog.Logger
 
 	newAgent func(Config) (agent.Agent, error) // of tests; nil: by Transport
+	onStep   func()                            // of tests: called on the model goroutine before each step; may block
 }
 
 // Transports that Config.Transport knows.

@@ -34,6 +34,9 @@ func (e *Engine) runModel() {
 		defer m.runner.Dedicate(func() { lowerPriority(e.cfg.Nice) })()
 	}
 	for s := range e.steps {
+		if e.cfg.onStep != nil {
+			e.cfg.onStep()
+		}
 		e.results <- m.compute(s)
 	}
 }

@@ -3,7 +3,9 @@ package engine
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -11,51 +13,141 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/tier"
+	tiercore "github.com/kvferry/kvferry/tier/core"
 	"github.com/kvferry/kvferry/wire"
 )
 
 const (
-	busyEnv    = "KVFERRY_TEST_BUSY_SOURCE" // "busy?,dedicated?,nice,extra Ps"
-	busyPrompt = 1600                       // tokens: 99 blocks, 3.2 MB
+	busyEnv    = "KVFERRY_TEST_BUSY_SOURCE" // "dedicated?,nice,extra Ps,transport"
+	busyBlock  = 8                          // tokens: of 8 KiB
+	busyBlocks = 1000                       // of the prompt that the source has
+	busyPrompt = busyBlocks*busyBlock + 1   // tokens: the last one is always computed
+	busySlots  = 8 * busyBlocks             // of the source's tier
+	busySleep  = 20 * time.Millisecond      // of a step that sleeps
+	busyPulls  = 4                          // of one destination: a cold one, then warm ones
 )
 
-// BenchmarkTierBusySource is the time to the first token of a prompt whose KV a source has, in a
-// process of its own: one that does nothing else, and one that computes on all cores without a
-// pause, in several ways of doing so. Rounds take turns; the median of each is reported, over that of the
-// idle one.
-func BenchmarkTierBusySource(b *testing.B) {
-	modes := []struct{ name, env string }{
-		{"idle", "false,false,0,0"}, {"busy", "true,false,0,0"}, {"busy+2P", "true,false,0,2"},
-		{"dedicated+2P", "true,true,0,2"}, {"nice5+2P", "true,true,5,2"}, {"nice15+2P", "true,true,15,2"},
-	}
-	took := make([][]time.Duration, len(modes))
-	b.ResetTimer()
-	for range b.N {
-		for i, m := range modes {
-			took[i] = append(took[i], busyRound(b, m.env, 10)...)
+// busyModel is small, so that the last token of a long prompt costs little beside the way of the
+// other tokens' KV. Both processes make the same.
+var busyModel = sync.OnceValue(func() *model.Model {
+	c := model.Config{Name: "busy", Vocab: tiny().Config().Vocab, Hidden: 128, Layers: 2, Heads: 1, KVHeads: 1, HeadDim: 64, FFN: 256,
+		RopeTheta: 20, NormEps: 1e-5, MaxPosition: busyPrompt + busyBlock, BOS: -1, Tied: true}
+	x := uint32(1)
+	weights := func(n int) []float32 {
+		w := make([]float32, n)
+		for i := range w {
+			x = x*1664525 + 1013904223
+			w[i] = float32(x>>16)/(1<<18) - 0.125
 		}
+		return w
 	}
-	b.StopTimer()
-	idle := quantile(took[0], 0.5)
-	b.ReportMetric(float64(idle.Microseconds())/1000, "idle_ms")
-	for i, m := range modes[1:] {
-		b.ReportMetric(ratio(quantile(took[i+1], 0.5), idle), m.name+"_ratio")
+	w := model.Weights{Embed: weights(c.Vocab * c.Hidden), Norm: weights(c.Hidden)}
+	for range c.Layers {
+		hd, h := c.HeadDim, c.Hidden
+		w.Layers = append(w.Layers, model.LayerWeights{AttnNorm: weights(h), Q: weights(hd * h), K: weights(hd * h), V: weights(hd * h), O: weights(h * hd),
+			FFNNorm: weights(h), Gate: weights(c.FFN * h), Up: weights(c.FFN * h), Down: weights(h * c.FFN)})
 	}
-	for i, m := range modes {
-		slices.Sort(took[i])
-		b.Logf("%-14s %v", m.name, took[i])
+	m, err := model.New(c, w, tiny().Tokenizer())
+	if err != nil {
+		panic("the benchmark's model: " + err.Error())
+	}
+	return m
+})
+
+func busyConfig(c *Config) {
+	c.Model, c.BlockSize, c.Keys = busyModel(), busyBlock, model.RotatedKeys
+	c.NumBlocks = busyBlocks + 200 // the source cannot keep the prompt and what it computes meanwhile
+	c.Tier.Memory = int64(busySlots * tierBlockLen(*c))
+	c.Tier.Secondaries = []string{TierP2P}
+}
+
+// BenchmarkTierBusySource is the time to the first token of a prompt of which a source, in a process of its
+// own, has 1,000 blocks in its CPU tier. The source
+//
+//   - idles: its steps sleep; or
+//   - is busy: it computes prompts on all cores without a pause and keeps their KV, and a goroutine takes, gives back and
+//     evicts blocks of its tier all the time, also between a hit and its fetch.
+//
+// Who asks is cold, so that its first words are a dial, or warm. Rounds of all four take turns in one run, and those of an idle
+// source beside another process that does what the busy one does: who asks shares its processors with either. Medians:
+//
+//   - busy_over_idle: both warm;
+//   - beside_over_idle: what of that is only the lack of processors; busy_over_beside: what is not;
+//   - cold_over_warm: both from the idle source; busy_cold_over_warm: from the busy one;
+//   - paired_busy, paired_cold: the medians of the same ratios of rounds that follow each other, which move less when
+//     the machine's other load changes;
+//   - noise: one half of the warm ones from the idle source over the other half.
+//
+// kvferry is how an engine of `kvferry engine --tier p2p` computes; the others are other ways.
+func BenchmarkTierBusySource(b *testing.B) {
+	for _, m := range []struct{ name, env string }{
+		{"kvferry", "true,5,2"}, {"dedicated", "true,0,2"}, {"nice15", "true,15,2"}, {"goroutines+2P", "false,0,2"}, {"goroutines", "false,0,0"},
+	} {
+		for _, by := range []string{TransportSHM, TransportTCP} {
+			b.Run("as="+m.name+"/by="+by, func(b *testing.B) { busySource(b, by, m.env+","+by) })
+		}
 	}
 }
 
-// busyRound starts a source and fetches its prompt several times.
-func busyRound(b *testing.B, env string, n int) (took []time.Duration) {
+func busySource(b *testing.B, by, env string) {
+	source, other := startSource(b, env), startSource(b, env)
+	var states [3]struct{ cold, warm []time.Duration } // idle, busy, beside
+	var noise [2][]time.Duration
+	var pairedBusy, pairedCold []float64
+	for b.Loop() {
+		var p50 [4]time.Duration
+		for turn, state := range []int{0, 1, 2, 0} {
+			source.tell(b, []string{"idle", "busy", "idle"}[state])
+			other.tell(b, []string{"idle", "idle", "busy"}[state])
+			cold, warm := source.pulls(b, by)
+			p50[turn] = quantile(warm, 0.5)
+			if state == 0 {
+				noise[turn/3] = append(noise[turn/3], warm...)
+				pairedCold = append(pairedCold, ratio(cold, p50[turn]))
+			}
+			s := &states[state]
+			s.cold, s.warm = append(s.cold, cold), append(s.warm, warm...)
+		}
+		pairedBusy = append(pairedBusy, 2*ratio(p50[1], p50[0]+p50[3]))
+	}
+	slices.Sort(pairedBusy)
+	slices.Sort(pairedCold)
+	idle, busy, beside := states[0], states[1], states[2]
+	over := func(name string, x, y []time.Duration) {
+		b.ReportMetric(ratio(quantile(x, 0.5), quantile(y, 0.5)), name)
+	}
+	b.ReportMetric(0, "ns/op")
+	over("busy_over_idle", busy.warm, idle.warm)
+	over("beside_over_idle", beside.warm, idle.warm)
+	over("busy_over_beside", busy.warm, beside.warm)
+	over("cold_over_warm", idle.cold, idle.warm)
+	over("busy_cold_over_warm", busy.cold, busy.warm)
+	over("noise", noise[0], noise[1])
+	b.ReportMetric(pairedBusy[len(pairedBusy)/2], "paired_busy")
+	b.ReportMetric(pairedCold[len(pairedCold)/2], "paired_cold")
+	b.ReportMetric(float64(quantile(idle.warm, 0.5).Microseconds())/1000, "idle_ms")
+}
+
+// busyProcess is the source as the benchmark sees it.
+type busyProcess struct {
+	in    io.Writer
+	out   *bufio.Reader
+	host  string
+	port  int
+	asked int
+}
+
+func startSource(b *testing.B, env string) *busyProcess {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestBusySource$")
-	cmd.Env = append(os.Environ(), busyEnv+"="+env)
+	cmd.Env, cmd.Stderr = append(os.Environ(), busyEnv+"="+env), os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -67,70 +159,206 @@ func busyRound(b *testing.B, env string, n int) (took []time.Duration) {
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	defer func() {
+	b.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
-	}()
-	addr, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
+	})
+	s := &busyProcess{in: in, out: bufio.NewReader(out)}
+	host, port, _ := strings.Cut(s.line(b), ":")
+	s.host = host
+	if s.port, err = strconv.Atoi(port); err != nil {
 		b.Fatal(err)
 	}
-	host, port, _ := strings.Cut(strings.TrimSpace(addr), ":")
-	at, _ := strconv.Atoi(port)
-	y := newEngine(b, func(c *Config) { withTier(TierP2P)(c); c.Tier.Memory *= 16 })
-	for i := range n + 1 {
+	return s
+}
+
+// tell says what the source is to do from now on, and waits until it does.
+func (s *busyProcess) tell(b *testing.B, what string) {
+	b.Helper()
+	if _, err := fmt.Fprintln(s.in, what); err != nil {
+		b.Fatal(err)
+	}
+	if got := s.line(b); got != what {
+		b.Fatalf("the source says %q, not %q", got, what)
+	}
+}
+
+func (s *busyProcess) line(b *testing.B) string {
+	b.Helper()
+	line, err := s.out.ReadString('\n')
+	if err != nil {
+		b.Fatalf("the source says %q: %v", line, err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// pulls has an engine that the source does not know ask for the prompt several times.
+func (s *busyProcess) pulls(b *testing.B, by string) (cold time.Duration, warm []time.Duration) {
+	b.Helper()
+	y := newEngine(b, func(c *Config) {
+		busyConfig(c)
+		c.Tier.Memory /= 4
+		c.Transport = by
+	})
+	for at := 0; at < len(y.parts.tier.memory); at += os.Getpagesize() {
+		y.parts.tier.memory[at] = 0 // the pages are there before anything is measured, as in any engine that has worked
+	}
+	for l := range y.parts.cache.Layers() {
+		for i := range y.cfg.NumBlocks {
+			clear(y.parts.cache.Block(l, kv.BlockID(i)))
+		}
+	}
+	generate(b, y, Request{ID: "first", Prompt: prompt(busyBlock, 1), MaxTokens: 1})
+	runtime.GC()
+	for i := range busyPulls {
 		if _, err := y.ResetPrefixCache(context.Background(), true); err != nil {
 			b.Fatal(err)
 		}
+		time.Sleep(7 * time.Millisecond) // falls at another moment of the source's step
+		s.asked++
 		start := time.Now()
 		a := generate(b, y, Request{ID: kv.RequestID(fmt.Sprint("r", i)), Prompt: prompt(busyPrompt, 9), MaxTokens: 1,
-			Tier: wire.P2PParams{Source: &wire.P2PRemote{ID: fmt.Sprint("tx", i), Host: host, Port: at}}})
-		if i > 0 { // the first one connects
-			took = append(took, time.Since(start))
+			Tier: wire.P2PParams{Source: &wire.P2PRemote{ID: fmt.Sprint("tx", s.asked), Host: s.host, Port: s.port}}})
+		took := time.Since(start)
+		if a.Err != nil || a.Usage.Tier != busyBlocks*busyBlock {
+			b.Fatalf("pull %d: %v, %+v", i, a.Err, a.Usage)
 		}
-		if a.Usage.Tier != (busyPrompt-1)/16*16 {
-			b.Fatalf("%+v", a.Usage)
+		if i == 0 {
+			cold = took
+		} else {
+			warm = append(warm, took)
 		}
-		time.Sleep(20 * time.Millisecond) // falls at another moment of the source's step
 	}
-	return took
+	if err := y.Close(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+	return cold, warm
 }
 
-// TestBusySource is the source's process.
+// TestBusySource is the source's process: it does what the lines of its input say until that ends.
 func TestBusySource(t *testing.T) {
 	env, ok := os.LookupEnv(busyEnv)
 	if !ok {
 		t.Skip("it is for BenchmarkTierBusySource")
 	}
 	how := strings.Split(env, ",")
-	nice, _ := strconv.Atoi(how[2])
-	extra, _ := strconv.Atoi(how[3])
+	nice, _ := strconv.Atoi(how[1])
+	extra, _ := strconv.Atoi(how[2])
 	cores := runtime.NumCPU()
 	runtime.GOMAXPROCS(cores + extra)
+	var sleep atomic.Bool
 	e := newEngine(t, func(c *Config) {
-		withTier(TierP2P)(c)
-		c.Tier.Memory *= 16
-		c.Threads, c.Dedicated, c.Nice = cores, how[1] == "true", nice
+		busyConfig(c)
+		c.Threads, c.Dedicated, c.Nice, c.Transport = cores, how[0] == "true", nice, how[3]
+		c.onStep = func() {
+			if sleep.Load() {
+				time.Sleep(busySleep)
+			}
+		}
 	})
 	generate(t, e, Request{ID: "seen", Prompt: prompt(busyPrompt, 9), MaxTokens: 1})
 	tierSettled(t, e)
-	ctx, end := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	if how[0] == "true" {
-		work.Go(func() {
-			none := 0
-			for i := 0; ctx.Err() == nil; i++ {
-				s, err := e.Submit(ctx, Request{ID: kv.RequestID(fmt.Sprint("busy", i)), Prompt: prompt(1000, 100+i), MaxTokens: 1,
-					Tier: wire.P2PParams{MaxOffload: &none}})
-				if err != nil {
-					return
-				}
-				read(t, s)
-			}
-		})
-	}
+	busyFill(t, e.parts.tier.m)
+	generate(t, e, Request{ID: "again", Prompt: prompt(busyPrompt, 9), MaxTokens: 1}) // which are now the last to be evicted
 	fmt.Println(e.Coordinates().P2PAddress)
-	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the benchmark has enough
+	var work sync.WaitGroup
+	end := func() {}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		end()
+		work.Wait()
+		var ctx context.Context
+		ctx, end = context.WithCancel(t.Context())
+		sleep.Store(in.Text() == "idle")
+		if in.Text() == "idle" {
+			work.Go(func() { drowse(ctx, t, e) })
+		} else {
+			for i := range 2 { // one computes while the other is between two requests
+				work.Go(func() { toil(ctx, t, e, i) })
+			}
+			work.Go(func() { hammerTier(ctx, t, e.parts.tier.m) })
+		}
+		fmt.Println(in.Text())
+	}
 	end()
 	work.Wait()
+}
+
+// drowse has the engine make steps of one token each, which sleep.
+func drowse(ctx context.Context, t *testing.T, e *Engine) {
+	none := 0
+	for i := 0; ctx.Err() == nil; i++ {
+		busyAsk(ctx, t, e, Request{ID: kv.RequestID(fmt.Sprint("drowse", i)), Prompt: prompt(busyBlock, 8), MaxTokens: 1000,
+			Tier: wire.P2PParams{MaxOffload: &none}})
+	}
+}
+
+// toil has the engine compute prompts, whose KV its tier keeps, and ask for the one that the peer asks for:
+// a tier forgets what nobody wants.
+func toil(ctx context.Context, t *testing.T, e *Engine, who int) {
+	for i := 0; ctx.Err() == nil; i++ {
+		name := fmt.Sprintf("toil%d.%d", who, i)
+		busyAsk(ctx, t, e, Request{ID: kv.RequestID(name), Prompt: prompt(500, 100+2*i+who), MaxTokens: 1})
+		if who == 0 {
+			busyAsk(ctx, t, e, Request{ID: kv.RequestID(name + "seen"), Prompt: prompt(busyPrompt, 9), MaxTokens: 1})
+		}
+	}
+}
+
+func busyAsk(ctx context.Context, t *testing.T, e *Engine, r Request) {
+	s, err := e.Submit(ctx, r)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	read(t, s)
+}
+
+// hammerTier uses the book of a full tier as a crowd of requests would: it takes and gives back blocks, and lets the
+// oldest be evicted.
+func hammerTier(ctx context.Context, t *testing.T, m *tier.Manager) {
+	const mine = "hammer"
+	if err := m.Begin(tier.Request{ID: mine}); err != nil {
+		t.Error(err)
+		return
+	}
+	defer m.Finish(mine)
+	keys := busyKeys(1<<30, 500)
+	reserve := func(keys []tiercore.Key) {
+		if res, ok := m.Reserve(mine, keys); ok {
+			m.Commit(res.ID, true)
+		}
+	}
+	reserve(keys)
+	for every, step := time.NewTicker(500*time.Microsecond), uint32(0); ctx.Err() == nil; step += 2 {
+		m.Touch(keys)
+		if id, _, ok := m.Use(keys[:8]); ok { // few, as it reads them all for their checksums, without the lock
+			m.EndUse(id)
+		}
+		reserve(busyKeys(2<<30+step, 2))
+		<-every.C
+	}
+}
+
+// busyFill leaves no slot of a tier free: whoever needs one evicts.
+func busyFill(t *testing.T, m *tier.Manager) {
+	if err := m.Begin(tier.Request{ID: "fill"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint32(m.Stats().Free) {
+		if res, ok := m.Reserve("fill", busyKeys(i, 1)); ok {
+			m.Commit(res.ID, true)
+		}
+	}
+	m.Finish("fill")
+}
+
+// busyKeys are keys of no prompt, n from the number first on.
+func busyKeys(first uint32, n int) []tiercore.Key {
+	keys := make([]tiercore.Key, n)
+	for i := range keys {
+		var k [36]byte // a hash and a group
+		binary.BigEndian.PutUint32(k[:], first+uint32(i))
+		keys[i] = tiercore.Key(k[:])
+	}
+	return keys
 }
