@@ -428,6 +428,43 @@ func TestTierDamagedBlocks(t *testing.T) {
 	tierSettled(t, y)
 }
 
+// A source serves a peer that it has never seen, and then the same again, while its model is in a step that does not end.
+func TestTierSourceInAStep(t *testing.T) {
+	entered, hold, held := make(chan struct{}), make(chan struct{}), new(atomic.Bool)
+	x := newEngine(t, func(c *Config) {
+		withTier(TierP2P)(c)
+		c.onStep = func() {
+			if held.CompareAndSwap(true, false) {
+				close(entered)
+				<-hold
+			}
+		}
+	})
+	y := newEngine(t, withTier(TierP2P))
+	p := prompt(200, 1)
+	tierCheck{id: "seen", prompt: p, max: 1}.run(t, x)
+	tierSettled(t, x)
+
+	held.Store(true)
+	long := submit1(t, x, Request{ID: "long", Prompt: prompt(50, 2), MaxTokens: 1})
+	<-entered
+	for _, id := range []string{"cold", "warm"} {
+		if _, err := y.ResetPrefixCache(t.Context(), true); err != nil {
+			t.Error(err)
+		}
+		a := tierCheck{id: id, prompt: p, max: 1, tier: wire.P2PParams{Source: source(t, x, id)}}.run(t, y)
+		if a.Usage.Tier != 192 {
+			t.Errorf("%s: %d tokens came, want 192", id, a.Usage.Tier)
+		}
+		tierSettled(t, y)
+	}
+	close(hold)
+	if a := read(t, long); a.Err != nil {
+		t.Error(a.Err)
+	}
+	tierSettled(t, x)
+}
+
 // An engine whose tier has nothing to do sleeps.
 func TestTierIdle(t *testing.T) {
 	x, y := newEngine(t, withTier(TierP2P)), newEngine(t, withTier(TierP2P))

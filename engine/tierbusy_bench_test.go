@@ -83,6 +83,7 @@ func busyConfig(c *Config) {
 //   - cold_over_warm: both from the idle source; busy_cold_over_warm: from the busy one;
 //   - paired_busy, paired_cold: the medians of the same ratios of rounds that follow each other, which move less when
 //     the machine's other load changes;
+//   - busy_cores: how many processors the busy source got. Where others leave it few, it is not busy;
 //   - noise: one half of the warm ones from the idle source over the other half.
 //
 // kvferry is how an engine of `kvferry engine --tier p2p` computes; the others are other ways.
@@ -101,12 +102,17 @@ func busySource(b *testing.B, by, env string) {
 	var states [3]struct{ cold, warm []time.Duration } // idle, busy, beside
 	var noise [2][]time.Duration
 	var pairedBusy, pairedCold []float64
+	var worked, wall time.Duration // of the busy source's processors, and of its rounds
 	for b.Loop() {
 		var p50 [4]time.Duration
 		for turn, state := range []int{0, 1, 2, 0} {
 			source.tell(b, []string{"idle", "busy", "idle"}[state])
 			other.tell(b, []string{"idle", "idle", "busy"}[state])
+			begun, before := time.Now(), source.worked(b)
 			cold, warm := source.pulls(b, by)
+			if state == 1 {
+				wall, worked = wall+time.Since(begun), worked+source.worked(b)-before
+			}
 			p50[turn] = quantile(warm, 0.5)
 			if state == 0 {
 				noise[turn/3] = append(noise[turn/3], warm...)
@@ -132,11 +138,13 @@ func busySource(b *testing.B, by, env string) {
 	over("noise", noise[0], noise[1])
 	b.ReportMetric(pairedBusy[len(pairedBusy)/2], "paired_busy")
 	b.ReportMetric(pairedCold[len(pairedCold)/2], "paired_cold")
+	b.ReportMetric(worked.Seconds()/wall.Seconds(), "busy_cores")
 	b.ReportMetric(float64(quantile(idle.warm, 0.5).Microseconds())/1000, "idle_ms")
 }
 
 // busyProcess is the source as the benchmark sees it.
 type busyProcess struct {
+	pid   int
 	in    io.Writer
 	out   *bufio.Reader
 	host  string
@@ -163,7 +171,7 @@ func startSource(b *testing.B, env string) *busyProcess {
 		_ = in.Close()
 		_ = cmd.Wait()
 	})
-	s := &busyProcess{in: in, out: bufio.NewReader(out)}
+	s := &busyProcess{pid: cmd.Process.Pid, in: in, out: bufio.NewReader(out)}
 	host, port, _ := strings.Cut(s.line(b), ":")
 	s.host = host
 	if s.port, err = strconv.Atoi(port); err != nil {
@@ -181,6 +189,25 @@ func (s *busyProcess) tell(b *testing.B, what string) {
 	if got := s.line(b); got != what {
 		b.Fatalf("the source says %q, not %q", got, what)
 	}
+}
+
+// worked is the processor time that the source has had.
+func (s *busyProcess) worked(b *testing.B) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	var ticks int64
+	for _, f := range strings.Fields(rest)[11:13] { // user, system
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 func (s *busyProcess) line(b *testing.B) string {
