@@ -201,9 +201,10 @@ func notificationsInOrder(s *suite) {
 	}
 }
 
-// Several peers post to one, in both directions, at once; all of it is right in the end.
+// Several peers post to one, in both directions, at once, and admit and remove another beside it; all of it is
+// right in the end.
 func manyAtOnce(s *suite) {
-	d := s.add()
+	d, other := s.add(), s.add()
 	const peers, rounds = 4, 8
 	var wg sync.WaitGroup
 	pairs := make([]*pair, peers)
@@ -235,6 +236,18 @@ func manyAtOnce(s *suite) {
 					}
 					x.p.mark(id)
 				}
+			}
+		})
+	}
+	for _, n := range []*node{pairs[0].p, d} {
+		wg.Go(func() {
+			for range rounds {
+				p, err := n.AddPeer(context.Background(), agent.PeerInfo{Offers: other.Offers()})
+				if err != nil {
+					s.Error(err)
+					return
+				}
+				n.RemovePeer(p.ID)
 			}
 		})
 	}
