@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/engine/model"
 	"github.com/kvferry/kvferry/kv"
@@ -86,19 +89,75 @@ func busyConfig(c *Config) {
 //   - busy_cores: how many processors the busy source got. Where others leave it few, it is not busy;
 //   - noise: one half of the warm ones from the idle source over the other half.
 //
-// kvferry is how an engine of `kvferry engine --tier p2p` computes; the others are other ways.
+// kvferry is how an engine of `kvferry engine --tier p2p` computes; the others are other ways. apart is kvferry with
+// half of the processors for the sources and the other half for who asks, as on two hosts: the source is busy on all
+// that it has.
 func BenchmarkTierBusySource(b *testing.B) {
 	for _, m := range []struct{ name, env string }{
-		{"kvferry", "true,5,2"}, {"dedicated", "true,0,2"}, {"nice15", "true,15,2"}, {"goroutines+2P", "false,0,2"}, {"goroutines", "false,0,0"},
+		{"kvferry", "true,5,2"}, {"apart", "true,5,2"}, {"dedicated", "true,0,2"}, {"nice15", "true,15,2"}, {"goroutines+2P", "false,0,2"}, {"goroutines", "false,0,0"},
 	} {
 		for _, by := range []string{TransportSHM, TransportTCP} {
-			b.Run("as="+m.name+"/by="+by, func(b *testing.B) { busySource(b, by, m.env+","+by) })
+			b.Run("as="+m.name+"/by="+by, func(b *testing.B) {
+				var sources unix.CPUSet
+				if m.name == "apart" {
+					sources = halve(b)
+				}
+				busySource(b, by, m.env+","+by, sources)
+			})
 		}
 	}
 }
 
-func busySource(b *testing.B, by, env string) {
-	source, other := startSource(b, env), startSource(b, env)
+// halve gives this process half of its processors until the benchmark ends, and returns the others.
+func halve(b *testing.B) (others unix.CPUSet) {
+	b.Helper()
+	var all, ours unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		b.Fatal(err)
+	}
+	if all.Count() < 2 {
+		b.Skip("it needs two processors")
+	}
+	for cpu, n := 0, 0; n < all.Count(); cpu++ {
+		switch {
+		case !all.IsSet(cpu):
+			continue
+		case n < all.Count()/2:
+			others.Set(cpu)
+		default:
+			ours.Set(cpu)
+		}
+		n++
+	}
+	procs := runtime.GOMAXPROCS(ours.Count())
+	b.Cleanup(func() {
+		runtime.GOMAXPROCS(procs)
+		keepTo(b, &all)
+	})
+	keepTo(b, &ours)
+	return others
+}
+
+// keepTo binds every thread of this process, and so those that they start.
+func keepTo(b *testing.B, cpus *unix.CPUSet) {
+	b.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, t := range tasks {
+		id, err := strconv.Atoi(t.Name())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := unix.SchedSetaffinity(id, cpus); err != nil && err != unix.ESRCH { // it may have ended
+			b.Fatal(err)
+		}
+	}
+}
+
+func busySource(b *testing.B, by, env string, cpus unix.CPUSet) {
+	source, other := startSource(b, env, cpus), startSource(b, env, cpus)
 	var states [3]struct{ cold, warm []time.Duration } // idle, busy, beside
 	var noise [2][]time.Duration
 	var pairedBusy, pairedCold []float64
@@ -152,7 +211,8 @@ type busyProcess struct {
 	asked int
 }
 
-func startSource(b *testing.B, env string) *busyProcess {
+// startSource starts a source on some processors; none is all.
+func startSource(b *testing.B, env string, cpus unix.CPUSet) *busyProcess {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestBusySource$")
 	cmd.Env, cmd.Stderr = append(os.Environ(), busyEnv+"="+env), os.Stderr
@@ -164,7 +224,7 @@ func startSource(b *testing.B, env string) *busyProcess {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := startOn(cmd, cpus); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
@@ -178,6 +238,23 @@ func startSource(b *testing.B, env string) *busyProcess {
 		b.Fatal(err)
 	}
 	return s
+}
+
+// startOn starts a process from a thread that is bound to its processors, which it inherits.
+func startOn(cmd *exec.Cmd, cpus unix.CPUSet) error {
+	if cpus.Count() == 0 {
+		return cmd.Start()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	if err := unix.SchedSetaffinity(0, &cpus); err != nil {
+		return err
+	}
+	return errors.Join(cmd.Start(), unix.SchedSetaffinity(0, &before))
 }
 
 // tell says what the source is to do from now on, and waits until it does.
