@@ -319,8 +319,12 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 		c.s.h.note(c.s.peer, "stray_message", "lookup_resp for the unknown id %q", m.ID)
 		return
 	}
+	unsent := make(map[core.Key]int, len(t.unsent))
+	for _, k := range t.unsent {
+		unsent[k]++
+	}
 	for i, k := range m.Keys {
-		t.answer(k, m.Hits[i], m.Later != nil && m.Later[i])
+		t.answer(k, unsent[k], m.Hits[i], m.Later != nil && m.Later[i])
 	}
 	c.s.h.count(c.s.peer, func(c *Counts) { c.LookupsAnswered++ })
 	t.dropAnswered()
@@ -338,9 +342,13 @@ func (t *transaction) dropAnswered() {
 	})
 }
 
-// answer gives one key's answer to the oldest ask for it. A key that was not sent is not answered.
-func (t *transaction) answer(k core.Key, hit, later bool) {
-	if t.fenced || slices.Contains(t.unsent, k) {
+// answer gives one key's answer to the oldest ask for it. Asks that were not sent, so many of this key, are not answered.
+func (t *transaction) answer(k core.Key, unsent int, hit, later bool) {
+	due := -unsent
+	for _, a := range t.asks {
+		due += a.open[k]
+	}
+	if t.fenced || due <= 0 {
 		return
 	}
 	for _, a := range t.asks {

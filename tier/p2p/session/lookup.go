@@ -1,6 +1,7 @@
 package session
 
 import (
+	"container/heap"
 	"maps"
 	"slices"
 
@@ -19,7 +20,7 @@ type lookup struct {
 	rest     []core.Key // to be served in the same pass
 	room     int        // what the peer may still get in this pass
 	at       map[core.Key]int
-	filed    []core.Key            // hits kept for it, which no other lookup has answered
+	filed    places                // of its hits that are kept and may give way, the last one first
 	later    map[core.Key]struct{} // misses that are due to the bounds of the moment
 	serving  bool                  // a pass is under way: a Served is due
 	retry    bool                  // the tier has changed meanwhile
@@ -151,33 +152,42 @@ func (l *lookup) file(key core.Key, a core.Served) {
 		h.emit(Unpin{Pins: []core.PinID{a.Pin}})
 		return
 	}
-	l.filed = append(l.filed, key)
+	heap.Push(&l.filed, l.at[key])
 	x = r.round(l.k)
 	x.looked = true
 	r.pins++
 	x.avail[key] = &supply{key: key, slot: a.Slot, sum: a.Sum, pin: a.Pin, by: r}
 }
 
-// yield gives the last of this lookup's hits back, if it stands behind key.
+// yield gives the last of this lookup's hits back, if it stands behind key. One that an answer to another lookup of the
+// round has named stays.
 func (l *lookup) yield(key core.Key) bool {
-	last := -1
-	for i, k := range l.filed {
-		if last < 0 || l.at[k] > l.at[l.filed[last]] {
-			last = i
+	x := l.by.rounds[l.k]
+	for x != nil && len(l.filed) > 0 && l.filed[0] > l.at[key] {
+		k := l.keys[heap.Pop(&l.filed).(int)]
+		if u := x.avail[k]; u != nil && !u.told {
+			l.later[k] = struct{}{}
+			l.by.s.h.drop(u, false)
+			delete(x.avail, k)
+			return true
 		}
 	}
-	if last < 0 || l.at[l.filed[last]] < l.at[key] {
-		return false
-	}
-	k := l.filed[last]
-	l.filed = slices.Delete(l.filed, last, last+1)
-	l.later[k] = struct{}{}
-	if x := l.by.rounds[l.k]; x != nil && x.avail[k] != nil {
-		l.by.s.h.drop(x.avail[k], false)
-		delete(x.avail, k)
-		return true
-	}
 	return false
+}
+
+// places is a heap of places in a lookup, the last one first: what is kept may be many blocks, and each hit before them
+// takes one out.
+type places []int
+
+func (p places) Len() int           { return len(p) }
+func (p places) Less(i, j int) bool { return p[i] > p[j] }
+func (p places) Swap(i, j int)      { p[i], p[j] = p[j], p[i] }
+func (p *places) Push(x any)        { *p = append(*p, x.(int)) }
+
+func (p *places) Pop() any {
+	last := (*p)[len(*p)-1]
+	*p = (*p)[:len(*p)-1]
+	return last
 }
 
 // answer sends the verdicts: a hit is what is kept for the round at this moment.
@@ -185,7 +195,9 @@ func (l *lookup) answer() {
 	m := &wire.P2PLookupResp{ID: l.k.id, Keys: l.keys, Hits: make([]bool, len(l.keys))}
 	if x := l.by.rounds[l.k]; x != nil && !x.fetched {
 		for i, key := range l.keys {
-			m.Hits[i] = x.avail[key] != nil
+			if u := x.avail[key]; u != nil {
+				m.Hits[i], u.told = true, true
+			}
 		}
 		if x.looked {
 			x.keep()

@@ -44,6 +44,7 @@ type supply struct {
 	pin  core.PinID
 	job  *storeJob // nil for a pin
 	by   *serverRole
+	told bool // an answer to a lookup has named it
 	// deadline ends the wait for a peer that has not asked yet.
 	deadline *timer
 	id       string
