@@ -208,10 +208,12 @@ func TestPullSiblings(t *testing.T) {
 // A D whose queue has no room for all answers of a hand-off takes none: P has heard of none of them, and whoever
 // asks again with the same parameters, there or elsewhere, gets all.
 func TestPullSiblingsRefusedTogether(t *testing.T) {
+	full := make(chan struct{}) // no step of D ends before
 	x := newPullPair(t, func(c *Config) {
 		c.Lease = 5 * time.Minute
 		if c.Role == connector.Consumer {
 			c.MaxQueue, c.MaxRunning = 4, 1
+			c.onStep = func() { <-full }
 		}
 	})
 	p := prompt(90, 3)
@@ -234,6 +236,7 @@ func TestPullSiblingsRefusedTogether(t *testing.T) {
 	if _, err := x.d.Submit(t.Context(), sibling(0)); !errors.As(err, &refused) || refused.Kind != KindOverload || !strings.Contains(err.Error(), "no room for all 4 answers") {
 		t.Errorf("%v", err)
 	}
+	close(full)
 	for _, s := range busy {
 		s.Close()
 		read(t, s)
