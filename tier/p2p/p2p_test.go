@@ -53,14 +53,15 @@ func TestNothingIsFetchedBehindAMiss(t *testing.T) {
 	if got := b.tier.Stats().Total; got.BlocksIn != 2 || got.FetchesDone != 1 {
 		t.Errorf("fetched: %+v", got)
 	}
-	// The same request may ask again, now that there is more.
+	// The same request may ask again, also for what it had no use for, and when there is more.
+	b.expect("s", keys(3, 8), "+++++")
 	a.have(keys(20, 22))
 	b.expect("s", keys(20, 23), "++-")
 	b.m.Finish("r")
 	b.m.Finish("s")
 	a.quiet()
 	b.quiet()
-	if st := b.m.Stats(); st.Ready != 4 {
+	if st := b.m.Stats(); st.Ready != 9 {
 		t.Errorf("in memory: %+v", st)
 	}
 }
