@@ -670,6 +670,12 @@ func (w *world) compare(t *rapid.T) {
 	if free := w.d.slots - len(w.d.list) - w.d.quarantined; s.Free != free || s.Quarantined != w.d.quarantined || s.PeerPins != w.d.pins {
 		t.Fatalf("%d free, %d in quarantine, %d pins; want %d, %d, %d", s.Free, s.Quarantined, s.PeerPins, free, w.d.quarantined, w.d.pins)
 	}
+	if used := s.Ready + s.Writing + s.Loads + s.Stores + s.Leases + s.PeerPins + s.Quarantined; w.m.Empty() != (used == 0) {
+		t.Fatalf("empty %v: %+v", w.m.Empty(), s)
+	}
+	if n := len(w.m.pool.spared); n > 0 {
+		t.Fatalf("%d blocks are kept from eviction for nobody", n)
+	}
 	w.slots(t)
 }
 
