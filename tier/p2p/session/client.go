@@ -48,6 +48,7 @@ type transaction struct {
 // ask is one lookup sent, or about to be.
 type ask struct {
 	epoch    uint64
+	sent     bool
 	fetches  uint64                // before it
 	open     map[core.Key]int      // keys without an answer, and how often each was asked
 	unwanted map[core.Key]struct{} // those whose answer nobody waits for; nil: none
@@ -138,13 +139,7 @@ func (t *transaction) timeOut() {
 
 // unanswered reports whether the peer owes answers to lookups that were sent.
 func (t *transaction) unanswered() bool {
-	n := 0
-	for _, a := range t.asks {
-		for _, times := range a.open {
-			n += times
-		}
-	}
-	return n > len(t.unsent)
+	return slices.ContainsFunc(t.asks, func(a *ask) bool { return a.sent && len(a.open) > 0 })
 }
 
 // pump sends what can be sent.
@@ -165,6 +160,9 @@ func (t *transaction) pump() {
 		s.expect()
 		s.h.count(s.peer, func(c *Counts) { c.LookupsAsked++ })
 		t.unsent, t.held = nil, true
+		for _, a := range t.asks {
+			a.sent = true
+		}
 	}
 }
 
@@ -319,12 +317,8 @@ func (c *clientRole) onLookupResp(m *wire.P2PLookupResp) {
 		c.s.h.note(c.s.peer, "stray_message", "lookup_resp for the unknown id %q", m.ID)
 		return
 	}
-	unsent := make(map[core.Key]int, len(t.unsent))
-	for _, k := range t.unsent {
-		unsent[k]++
-	}
 	for i, k := range m.Keys {
-		t.answer(k, unsent[k], m.Hits[i], m.Later != nil && m.Later[i])
+		t.answer(k, m.Hits[i], m.Later != nil && m.Later[i])
 	}
 	c.s.h.count(c.s.peer, func(c *Counts) { c.LookupsAnswered++ })
 	t.dropAnswered()
@@ -342,17 +336,13 @@ func (t *transaction) dropAnswered() {
 	})
 }
 
-// answer gives one key's answer to the oldest ask for it. Asks that were not sent, so many of this key, are not answered.
-func (t *transaction) answer(k core.Key, unsent int, hit, later bool) {
-	due := -unsent
-	for _, a := range t.asks {
-		due += a.open[k]
-	}
-	if t.fenced || due <= 0 {
+// answer gives one key's answer to the oldest ask for it. One that was not sent is not answered.
+func (t *transaction) answer(k core.Key, hit, later bool) {
+	if t.fenced {
 		return
 	}
 	for _, a := range t.asks {
-		if a.open[k] == 0 {
+		if !a.sent || a.open[k] == 0 {
 			continue
 		}
 		if a.open[k]--; a.open[k] == 0 {

@@ -36,27 +36,19 @@ func (t *transaction) declineOpen(keys map[core.Key]struct{}) {
 		_, ok := keys[k]
 		return ok
 	}
-	unsent := map[core.Key]struct{}{}
-	for _, k := range t.unsent {
-		if has(k) {
-			unsent[k] = struct{}{}
-		}
-	}
 	t.unsent = slices.DeleteFunc(t.unsent, has)
-	for _, a := range slices.Backward(t.asks) {
+	for _, a := range t.asks {
 		for k := range keys {
-			if a.open[k] == 0 || a.stale {
-				continue
-			}
-			if _, ok := unsent[k]; ok { // only the last ask of a key is not sent
-				delete(unsent, k)
+			switch {
+			case a.open[k] == 0 || a.stale:
+			case !a.sent:
 				delete(a.open, k)
-				continue
+			default:
+				if a.unwanted == nil {
+					a.unwanted = map[core.Key]struct{}{}
+				}
+				a.unwanted[k] = struct{}{}
 			}
-			if a.unwanted == nil {
-				a.unwanted = map[core.Key]struct{}{}
-			}
-			a.unwanted[k] = struct{}{}
 		}
 	}
 	t.dropAnswered()
