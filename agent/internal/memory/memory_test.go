@@ -82,7 +82,7 @@ func TestTableAgainstBytes(t *testing.T) {
 				a := rapid.IntRange(0, 63).Draw(t, "addr")
 				r := bytes[a]
 				if r == nil {
-					t.Skip()
+					return // a Skip after a draw would end the sequence
 				}
 				r.Retire()
 				if table.Find(r.Addr, 1) != nil || table.Hold([]*Range{r}) != r {
