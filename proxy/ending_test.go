@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/proxy/core"
 	"github.com/kvferry/kvferry/wire"
 )
 
@@ -169,4 +170,36 @@ func TestCloseWaitsForLegs(t *testing.T) {
 		t.Errorf("D was told %s", got)
 	}
 	await(t, "the router's end", closed)
+}
+
+// TestCloseDoesNotWaitForALegWithoutEnd: a request that does not end costs the router's end its grace, and what is to be
+// let go after that is told to nobody.
+func TestCloseDoesNotWaitForALegWithoutEnd(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, pullPrefill), newEngine(t, wire.DecodeLeg, releasableTurns)
+	r := pullPair(t, p, d)
+	r.grace = time.Millisecond
+	if !r.gate.enter() {
+		t.Fatal("a new router is closed")
+	}
+	closed := make(chan struct{})
+	go func() { defer close(closed); r.Close() }()
+	await(t, "the router's end", closed)
+	r.letGo(r.pools[core.Decode].named(d.addr()), []byte("{}"), http.Header{}, nil)
+	r.words.Wait()
+	if _, metrics := r.fetch(t, "/metrics"); !strings.Contains(metrics, `kvferry_router_releases_total{result="dropped"} 1`) || len(d.told) > 0 {
+		t.Errorf("%d releases came\n%s", len(d.told), metrics)
+	}
+	r.gate.leave()
+}
+
+// TestCloseTellsNothingUnasked: an engine that has not said how it is told to let go, as a stock one, is not told.
+func TestCloseTellsNothingUnasked(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, pullPrefill), newEngine(t, wire.DecodeLeg, keeping(false))
+	r := pullPair(t, p, d)
+	r.chats(t, "a", "b")
+	r.Close()
+	_, metrics := r.fetch(t, "/metrics")
+	if len(d.told) > 0 || !strings.Contains(metrics, `kvferry_router_turns_total{what="dropped"} 2`) || strings.Contains(metrics, "kvferry_router_releases_total{") {
+		t.Errorf("%d releases came\n%s", len(d.told), metrics)
+	}
 }
