@@ -26,31 +26,45 @@ func origin(f *pflag.Flag) string {
 
 // tellOrigin adds to a command's error where the values that it refuses stand, as far as that is not the
 // command line. What is refused may only show when the command looks at its settings together, and is told by
-// the name of a flag, by its value, or in other words; in the last case all are named that may be meant.
+// the name of a flag, by its value, or in other words; in the last case all are named that may be meant, unless a flag or
+// value of the command line is.
 func tellOrigin(fs *pflag.FlagSet, err error) error {
 	if err == nil {
 		return nil
 	}
 	said := err.Error()
 	var named, shown, all []string
+	clear := false // it is about the command line, or says itself where its value stands
 	fs.VisitAll(func(f *pflag.Flag) {
-		o := f.Annotations[originKey]
-		if o == nil || hasWord(said, o[0]) {
+		from := origin(f)
+		if from == "" {
 			return
 		}
-		line := "--" + f.Name + " is from " + o[0]
-		all = append(all, line)
-		if key := yamlName(f.Name); hasWord(said, "--"+f.Name) || strings.Contains(key, "_") && hasWord(said, key) {
-			named = append(named, line)
+		key, values := yamlName(f.Name), []string{f.Value.String()}
+		isNamed := hasWord(said, "--"+f.Name) || strings.Contains(key, "_") && hasWord(said, key)
+		o := f.Annotations[originKey]
+		if o != nil {
+			values = append(values, o[1:]...)
 		}
-		values := append(slices.Clone(o[1:]), f.Value.String())
-		if slices.ContainsFunc(values, func(v string) bool { return f.Value.Type() != "bool" && hasWord(said, v) }) {
-			shown = append(shown, line)
+		isShown := f.Value.Type() != "bool" && slices.ContainsFunc(values, func(v string) bool { return hasWord(said, v) })
+		switch line := "--" + f.Name + " is from " + from; {
+		case o == nil:
+			clear = clear || isNamed || isShown
+		case hasWord(said, from):
+			clear = true
+		default:
+			all = append(all, line)
+			if isNamed {
+				named = append(named, line)
+			}
+			if isShown {
+				shown = append(shown, line)
+			}
 		}
 	})
 	lines := named
 	if usage := (*usageError)(nil); errors.As(err, &usage) && len(lines) == 0 {
-		if lines = shown; len(lines) == 0 {
+		if lines = shown; len(lines) == 0 && !clear {
 			lines = all
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 // A value that a command refuses when it looks at its settings is told with where it stands.
@@ -96,10 +98,61 @@ func TestHasWord(t *testing.T) {
 		want       bool
 	}{
 		{"--listen x", "--listen", true}, {"--listen-more x", "--listen", false}, {"the --agent-listen x --listen", "--listen", true},
-		{"is -1, must", "-1", true}, {"is -10, must", "-1", false}, {`mode "bla" is`, "bla", true}, {"abc", "b", false}, {"x", "", false}, {"", "x", false},
+		{"is -1, must", "-1", true}, {"is -10, must", "-1", false}, {`mode "bla" is`, "bla", true}, {"abc", "b", false}, {"h:80 is", ":80", true}, {"x", "", false}, {"", "x", false},
 	} {
 		if got := hasWord(c.text, c.word); got != c.want {
 			t.Errorf("%q in %q: %v", c.word, c.text, got)
 		}
+	}
+}
+
+// Which settings are named: those whose flag or key is told, by any error; else, by a refusal of settings, those whose
+// value is told, as it was written or as it is understood; else all. What names its origin itself is left as it is.
+func TestTellOrigin(t *testing.T) {
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	fs.String("name", "", "")
+	fs.Bool("fast", false, "")
+	fs.Duration("some-time", 0, "")
+	fs.Int("other", 7, "")
+	for _, s := range []setting{{flag: "name", values: []string{"bla"}, from: "N"}, {flag: "fast", values: []string{"true"}, from: "F"}, {flag: "some-time", values: []string{"60s"}, from: "T"}} {
+		if err := s.set(fs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := fs.Set("other", "8"); err != nil {
+		t.Fatal(err)
+	}
+	const name, fast, some = "--name is from N", "--fast is from F", "--some-time is from T"
+	for _, c := range []struct {
+		said         string
+		usage, other string // what is added, to a refusal and to another error
+	}{
+		{"--name does not do", name, name},
+		{"some_time does not do", some, some},
+		{"--some-time and --fast do not go together", fast + ", " + some, fast + ", " + some},
+		{"bla does not do", name, ""},
+		{"60s does not do", some, ""},
+		{"1m0s does not do", some, ""},
+		{"if bla is true", name, ""},
+		{"the name does not do", fast + ", " + name + ", " + some, ""},
+		{"--other does not do", "", ""},
+		{"it is 8, which does not do", "", ""},
+		{"N: --name does not do", "", ""},
+	} {
+		want := func(added string) string {
+			if added == "" {
+				return c.said
+			}
+			return c.said + "; " + added
+		}
+		if got := tellOrigin(fs, usagef("%s", c.said)).Error(); got != want(c.usage) {
+			t.Errorf("a refusal is %q, want %q", got, want(c.usage))
+		}
+		if got := tellOrigin(fs, errors.New(c.said)).Error(); got != want(c.other) {
+			t.Errorf("another error is %q, want %q", got, want(c.other))
+		}
+	}
+	if err := tellOrigin(fs, nil); err != nil {
+		t.Error(err)
 	}
 }
