@@ -40,6 +40,7 @@ func TestNodesKeepTheirPromises(t *testing.T) {
 type sim struct {
 	t     *rapid.T
 	rigid bool
+	split bool // answers to lookups come key by key (p2p-tier.md, section 3.1)
 	now   time.Time
 	nodes []*simNode
 	links uint64
@@ -96,7 +97,7 @@ type simMove struct {
 }
 
 func newSim(t *rapid.T, rigid bool) *sim {
-	w := &sim{t: t, rigid: rigid, now: time.Unix(1000, 0)}
+	w := &sim{t: t, rigid: rigid, split: rapid.Bool().Draw(t, "split"), now: time.Unix(1000, 0)}
 	for i := range 3 {
 		n := &simNode{w: w, name: fmt.Sprintf("n:%d", i+1), mem: make([]core.Key, 5), views: map[kv.RequestID]*simView{},
 			conns: map[kv.Generation]*simConn{}, grants: map[core.JobID]simGrant{}, owed: map[agent.Name]bool{}, writable: map[core.Slot]core.JobID{}}
@@ -320,6 +321,14 @@ func (c *simConn) advance() {
 	case len(c.queue) > 0:
 		m := c.queue[0]
 		c.queue = c.queue[1:]
+		if r, ok := m.(*wire.P2PLookupResp); ok && c.from.w.split && len(r.Keys) > 1 {
+			rest := &wire.P2PLookupResp{ID: r.ID, Keys: r.Keys[1:], Hits: r.Hits[1:]}
+			one := &wire.P2PLookupResp{ID: r.ID, Keys: r.Keys[:1], Hits: r.Hits[:1]}
+			if r.Later != nil {
+				rest.Later, one.Later = r.Later[1:], r.Later[:1]
+			}
+			m, c.queue = one, slices.Insert(c.queue, 0, wire.P2PMessage(rest))
+		}
 		c.to.step(Message{Identity: c.from.name, Link: c.link, Msg: m})
 	case c.hung:
 		c.break_()
