@@ -40,7 +40,8 @@ type Request struct {
 	Tier wire.P2PParams
 	// Together is how many requests are submitted at once, this first one included, that are of use only together:
 	// it is refused unless the queue has room for all, so that a peer's hand-off is not begun by some of those that
-	// share it. More than the queue holds need an empty one. 0 is one.
+	// share it. That is a look and no reservation: who comes between them may take the room. More than the queue
+	// holds need an empty one. 0 is one.
 	Together int
 }
 

@@ -37,7 +37,11 @@ func (r *Router) coordinates(ctx context.Context, t *target) (core.Peer, uint64,
 	if q == nil {
 		q = &question{done: make(chan struct{})}
 		t.mu.question = q
-		r.asking.Go(func() { r.ask(t, q) })
+		if !r.asking.start(func() { r.ask(t, q) }) {
+			t.mu.question = nil
+			t.mu.Unlock()
+			return core.Peer{}, 0, r.ctx.Err()
+		}
 	}
 	t.mu.Unlock()
 	select {

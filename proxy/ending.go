@@ -23,10 +23,10 @@ func (r *Router) Close() {
 	case <-r.ctx.Done():
 	}
 	r.dropAllTurns()
-	r.words.Wait()
+	r.words.end()
 	grace.Stop()
 	r.cancel()
-	r.asking.Wait()
+	r.asking.end()
 	r.transport.CloseIdleConnections()
 }
 
@@ -40,7 +40,7 @@ func (r *Router) dropAllTurns() {
 		}
 	}
 	for d, turns := range kept {
-		r.words.Go(func() { r.dropTurnsOf(d, turns) })
+		r.words.start(func() { r.dropTurnsOf(d, turns) })
 	}
 }
 

@@ -44,3 +44,31 @@ func (g *gate) shut() <-chan struct{} {
 	}
 	return g.mu.empty
 }
+
+// errands are goroutines that no request waits for, so that the router's end waits for them and none begins
+// behind it. The zero value takes some. Any goroutine.
+type errands struct {
+	sync.WaitGroup
+	mu struct {
+		sync.Mutex
+		over bool
+	}
+}
+
+// start runs an errand, unless end was called.
+func (e *errands) start(do func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.mu.over {
+		e.Go(do)
+	}
+	return !e.mu.over
+}
+
+// end lets none begin any more, and waits for the last. It may be called again.
+func (e *errands) end() {
+	e.mu.Lock()
+	e.mu.over = true
+	e.mu.Unlock()
+	e.Wait()
+}

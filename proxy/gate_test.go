@@ -1,6 +1,9 @@
 package proxy
 
-import "testing"
+import (
+	"testing"
+	"testing/synctest"
+)
 
 // TestGate: who is inside when it shuts is waited for, the last one of them too, and nobody comes in any more.
 func TestGate(t *testing.T) {
@@ -31,4 +34,31 @@ func TestGate(t *testing.T) {
 	}
 	var unused gate
 	<-unused.shut()
+}
+
+// TestErrands: the end waits for what has begun, and nothing begins behind it.
+func TestErrands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var e errands
+		hold, ended := make(chan struct{}), make(chan struct{})
+		if !e.start(func() { <-hold }) {
+			t.Fatal("nothing begins")
+		}
+		go func() {
+			e.end()
+			close(ended)
+		}()
+		synctest.Wait()
+		if e.start(func() { t.Error("it runs") }) {
+			t.Error("an errand begins behind the end")
+		}
+		select {
+		case <-ended:
+			t.Fatal("the end does not wait")
+		default:
+		}
+		close(hold)
+		<-ended
+		e.end()
+	})
 }

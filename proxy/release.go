@@ -59,12 +59,7 @@ func (e *statusError) unknown() bool {
 // letGo tells an engine that nobody will ask for what it keeps. unknown, if not nil, is set when the engine does
 // not know what it is told.
 func (r *Router) letGo(t *target, body []byte, header http.Header, unknown *atomic.Bool) {
-	if r.releases.Add(1) > maxReleases || r.ctx.Err() != nil {
-		r.releases.Add(-1)
-		r.metrics.released(releaseDropped)
-		return
-	}
-	r.words.Go(func() {
+	do := func() {
 		defer r.releases.Add(-1)
 		ctx, cancel := context.WithTimeout(r.ctx, releaseTimeout)
 		defer cancel()
@@ -77,7 +72,11 @@ func (r *Router) letGo(t *target, body []byte, header http.Header, unknown *atom
 			r.log.Warn("a "+t.leg.String()+" engine was not told to let go; KV that it keeps stays until its lease ends", "engine", t.name, "leg_id", header.Get("X-Request-Id"), "error", err)
 		}
 		r.countRelease(released, err)
-	})
+	}
+	if r.releases.Add(1) > maxReleases || r.ctx.Err() != nil || !r.words.start(do) {
+		r.releases.Add(-1)
+		r.metrics.released(releaseDropped)
+	}
 }
 
 func (r *Router) countRelease(released bool, err error) {

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,8 +31,8 @@ type Router struct {
 
 	ctx    context.Context // ends with Close; of questions that no single request owns
 	cancel context.CancelFunc
-	asking sync.WaitGroup
-	words  sync.WaitGroup // releases
+	asking errands
+	words  errands // releases
 }
 
 // tracing are client headers that belong to one request; forwardAlways are all that engines may need.
