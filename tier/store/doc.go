@@ -16,7 +16,8 @@
 // equal share of what the store has. There are at most Config.Namespaces of them: when all are taken,
 // one that holds nothing and that no engine has used for a while gives way; else the newcomer is refused, with
 // the reason. One that holds blocks, in memory or files, never gives way, however long it was not used: what a
-// fleet has left here is not lost to one engine that is set up wrongly. Who wants it gone deletes its folder.
+// fleet has left here is not lost to one engine that is set up wrongly, nor to a store that is started with fewer
+// places. Who wants it gone deletes its folder.
 //
 //	<folder>/<16 hex of the facts>/namespace.json     what they are
 //	<folder>/<16 hex of the facts>/<…>                package fs

@@ -9,9 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/kvferry/kvferry/wire"
 )
@@ -98,15 +96,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// recorded is a namespace found in the folder.
-type recorded struct {
-	facts Facts
-	used  time.Time
-}
-
-// readRecords finds the namespaces of a folder, those used last first. Folders that are not ours, or
-// whose record cannot be read, are told and left alone.
-func readRecords(folder string, odd func(path string, err error)) ([]recorded, error) {
+// readRecords finds the namespaces of a folder. Folders that are not ours, or whose record cannot be read,
+// are told and left alone.
+func readRecords(folder string, odd func(path string, err error)) ([]Facts, error) {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -114,7 +106,7 @@ func readRecords(folder string, odd func(path string, err error)) ([]recorded, e
 	if err != nil {
 		return nil, err
 	}
-	var out []recorded
+	var out []Facts
 	for _, e := range entries {
 		dir := filepath.Join(folder, e.Name())
 		if !e.IsDir() {
@@ -127,17 +119,16 @@ func readRecords(folder string, odd func(path string, err error)) ([]recorded, e
 			}
 			continue
 		}
-		r, err := readRecord(filepath.Join(dir, recordName))
-		if err == nil && r.facts.ID() != e.Name() {
+		facts, err := readRecord(filepath.Join(dir, recordName))
+		if err == nil && facts.ID() != e.Name() {
 			err = errors.New("its record is of another namespace")
 		}
 		if err != nil {
 			odd(dir, err)
 			continue
 		}
-		out = append(out, r)
+		out = append(out, facts)
 	}
-	slices.SortStableFunc(out, func(a, b recorded) int { return b.used.Compare(a.used) })
 	return out, nil
 }
 
@@ -148,26 +139,21 @@ func isRemoved(name string) bool {
 	return ok && err == nil && len(b) == idLen
 }
 
-func readRecord(path string) (r recorded, err error) {
+func readRecord(path string) (facts Facts, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return r, err
+		return facts, err
 	}
 	defer func() { _ = f.Close() }() // it was only read
-	info, err := f.Stat()
-	if err != nil {
-		return r, err
-	}
 	b, err := io.ReadAll(io.LimitReader(f, maxRecordLen))
 	if err != nil {
-		return r, err
+		return facts, err
 	}
-	r.used = info.ModTime()
-	if err := json.Unmarshal(b, &r.facts); err != nil {
-		return r, fmt.Errorf("%s: %w", recordName, err)
+	if err := json.Unmarshal(b, &facts); err != nil {
+		return facts, fmt.Errorf("%s: %w", recordName, err)
 	}
-	if r.facts.Fingerprint == "" || r.facts.HashSeed == "" || r.facts.BlockLen < 1 {
-		return r, fmt.Errorf("%s: facts are missing", recordName)
+	if facts.Fingerprint == "" || facts.HashSeed == "" || facts.BlockLen < 1 {
+		return facts, fmt.Errorf("%s: facts are missing", recordName)
 	}
-	return r, nil
+	return facts, nil
 }

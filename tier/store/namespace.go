@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/kv"
@@ -183,7 +182,6 @@ type fetch struct {
 func (n *namespace) collect() {
 	defer close(n.gathered)
 	var underWay []fetch
-	used := false
 	for {
 		select {
 		case <-n.changed:
@@ -209,7 +207,6 @@ func (n *namespace) collect() {
 				n.over(b.ID)
 				continue
 			}
-			used = n.touch(used)
 			if n.pending(f) {
 				underWay = append(underWay, f)
 			} else {
@@ -228,15 +225,6 @@ func (n *namespace) next() (intake.Batch[p2p.Peer], bool) {
 
 func (n *namespace) inFiles(k core.Key) bool {
 	return n.files != nil && n.files.Probe("", k) == core.Hit
-}
-
-// touch notes on the disk, once a run, that the namespace is in use; that it fails costs only the order.
-func (n *namespace) touch(used bool) bool {
-	if !used && n.files != nil {
-		now := time.Now()
-		_ = os.Chtimes(filepath.Join(n.dir(), recordName), now, now)
-	}
-	return true
 }
 
 func (n *namespace) begin(f fetch) bool {

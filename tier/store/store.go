@@ -54,8 +54,8 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// recover opens the namespaces of the folder that were used last, side by side. Those that there is no
-// place for are removed: the folder's bound is for all.
+// recover opens the namespaces of the folder side by side. A store that may not have as many does not
+// start: which of them to give up is for its operator to say.
 func (s *Store) recover() error {
 	if err := os.MkdirAll(s.cfg.Folder, 0o700); err != nil {
 		return err
@@ -66,21 +66,32 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	errs := make([]error, s.cfg.Namespaces)
+	if len(found) > s.cfg.Namespaces {
+		return s.tooMany(found)
+	}
+	errs := make([]error, len(found))
 	var opening sync.WaitGroup
-	for i, r := range found {
-		if i >= s.cfg.Namespaces {
-			if err := s.remove(r.facts, "there are more namespaces in the folder than the store may have"); err != nil {
-				return err
-			}
-			continue
-		}
-		n := s.newNamespace(r.facts, i)
+	for i, facts := range found {
+		n := s.newNamespace(facts, i)
 		s.mu.table[i] = n
 		opening.Go(func() { errs[i] = s.opened(n, n.open()) })
 	}
 	opening.Wait()
 	return errors.Join(errs...)
+}
+
+// tooMany names the namespaces of a folder.
+func (s *Store) tooMany(found []Facts) error {
+	var said []string
+	for i, facts := range found {
+		if i == namedNamespaces {
+			said = append(said, fmt.Sprintf("%d more", len(found)-i))
+			break
+		}
+		said = append(said, fmt.Sprintf("%s (%v)", filepath.Join(s.cfg.Folder, facts.ID()), facts))
+	}
+	return fmt.Errorf("the folder has blocks of %d models, and the store may hold those of %d (--namespaces): allow it %d, or delete the folders of models that are not needed: %s",
+		len(found), s.cfg.Namespaces, len(found), strings.Join(said, "; "))
 }
 
 // opened takes note of how an opening went. One that failed leaves its place.

@@ -53,6 +53,14 @@ func newRack(t *testing.T) *rack {
 // open starts the store anew.
 func (r *rack) open(change func(*Config)) {
 	r.t.Helper()
+	if err := r.tryOpen(change); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(r.close)
+}
+
+func (r *rack) tryOpen(change func(*Config)) error {
+	r.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		r.t.Fatal(err)
@@ -76,10 +84,11 @@ func (r *rack) open(change func(*Config)) {
 	if change != nil {
 		change(&cfg)
 	}
-	if r.store, err = New(cfg); err != nil {
-		r.t.Fatal(err)
+	s, err := New(cfg)
+	if err == nil {
+		r.store = s
 	}
-	r.t.Cleanup(r.close)
+	return err
 }
 
 func (r *rack) close() {
@@ -383,12 +392,30 @@ func TestNamespaces(t *testing.T) {
 	last.close()
 	r.drain()
 	r.close()
-	r.open(func(c *Config) { change(c); c.Namespaces = 1 }) // the one used last stays
-	if s := r.store.Stats().Namespaces; len(s) != 1 || s[0].Files.Blocks == 0 {
-		t.Errorf("after a restart: %+v", s)
+	// With too few places it does not start, names all that is there, and deletes nothing.
+	fewer := func(c *Config) { change(c); c.Namespaces = 1 }
+	err := r.tryOpen(fewer)
+	if err == nil {
+		t.Fatal("it starts with fewer namespaces than the folder has")
 	}
-	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+	facts := func(name string) Facts {
+		return Facts{Fingerprint: name, HashSeed: p2p.StockHashSeed, BlockLen: blockLen}
+	}
+	said, one1, two1 := err.Error(), filepath.Join(dir, facts("one").ID()), filepath.Join(dir, facts("two").ID())
+	for _, want := range []string{"of 2 models", "--namespaces", facts("one").String(), facts("two").String(), one1, two1} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it says %q, without %q", said, want)
+		}
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
 		t.Errorf("folders: %v", entries)
+	}
+	if err := os.RemoveAll(two1); err != nil {
+		t.Fatal(err)
+	}
+	r.open(fewer)
+	if s := r.store.Stats().Namespaces; len(s) != 1 || s[0].Files.Blocks != 4 {
+		t.Errorf("after a restart: %+v", s)
 	}
 }
 
