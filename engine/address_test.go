@@ -169,7 +169,7 @@ func TestWrongAddresses(t *testing.T) {
 				"another engine": {func(p *kv.TransferParams) { p.RemoteEngineID = "replaced" },
 					[]string{string(x.p.cfg.EngineID) + `" answers there`, "start that engine with --engine-id", "is this host itself"}},
 				"ourselves": {func(p *kv.TransferParams) { p.RemotePort = x.d.Coordinates().Port },
-					[]string{"leads back to our own engine", "set its side channel host"}},
+					[]string{"leads back to our own engine", "--advertise-host"}},
 				"nobody": {func(p *kv.TransferParams) { p.RemotePort = closed },
 					[]string{"127.0.0.1 is this host itself", "--advertise-host"}},
 			} {

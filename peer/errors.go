@@ -107,8 +107,8 @@ type WrongEngineError struct {
 
 func (e *WrongEngineError) Error() string {
 	if e.Ourselves {
-		return fmt.Sprintf("this address leads back to our own engine %.256q: the peer announces a host that only it can use "+
-			"(the default is localhost); set its side channel host to an address that others reach", e.Got)
+		return fmt.Sprintf("this address leads back to our own engine %.256q: the peer announces a host that only it can use; start it with "+
+			"--advertise-host HOST by which others reach it (of a stock engine, whose default is localhost: VLLM_NIXL_SIDE_CHANNEL_HOST)", e.Got)
 	}
 	return fmt.Sprintf("engine %.256q answers there: engine %.256q was replaced, or the address in the request is wrong; name the new id where "+
 		"the request's came from, or start that engine with --engine-id %.256q", e.Got, e.Want, e.Want)

@@ -179,7 +179,7 @@ func TestRefusals(t *testing.T) {
 		{"other hash", PhaseHash, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8, otherHash) },
 			[]string{otherHash, testHash, "model=m", "enforce_handshake_compat", "both sides"}},
 		{"other engine", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "X", "i", r, 8, testHash) }, []string{`engine "X" answers there`, `--engine-id "P"`}},
-		{"ourselves", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "self", "i", r, 8, testHash) }, []string{"side channel host", "localhost"}},
+		{"ourselves", PhaseIdentity, func(t *testing.T, r kv.Rank) []byte { return meta(t, "self", "i", r, 8, testHash) }, []string{"--advertise-host", "localhost"}},
 		{"ranks of two instances", PhaseRanks, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", fmt.Sprint("i", r.TP), r, 8, testHash) }, []string{"instance", "i0", "i1"}},
 		{"ranks of unlike size", PhaseRanks, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 8+r.TP, testHash) }, []string{"num_blocks"}},
 		{"no blocks", PhaseMetadata, func(t *testing.T, r kv.Rank) []byte { return meta(t, "P", "i", r, 0, testHash) }, []string{"num_blocks"}},
