@@ -65,7 +65,8 @@ Then comes the default. A variable is for every command that has the setting. Wi
 
 A flag or a key that does not exist is refused with the nearest one that does; a value of the wrong type, with the file, the
 line and the key. What a command cannot work with otherwise is refused with the variable, or the line of the file, that the
-value is from. Times have units (` + "`30s`, `5m`" + `). A variable that begins with ` + "`KVFERRY_`" + ` and is nearly a setting is refused too;
+value is from. What would do nothing, as ` + "`--tier-timeout`" + ` without ` + "`--cpu-cache`" + `, is refused likewise, unless it is the default or
+stands under a stock name. Times have units (` + "`30s`, `5m`" + `). A variable that begins with ` + "`KVFERRY_`" + ` and is nearly a setting is refused too;
 others are left alone, because Kubernetes puts the addresses of a service named kvferry there. ` + "`kvferry up`" + ` tells its engines and
 its router their settings by flags: they do not read the environment of ` + "`up`" + `.
 

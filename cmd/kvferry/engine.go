@@ -62,7 +62,12 @@ func newEngine() *cobra.Command {
 			"  kvferry engine --role prefill --listen 10.0.0.5:8001 --side-channel 10.0.0.5:5600 --agent-listen 10.0.0.5:0\n" +
 			"  kvferry engine --cpu-cache 256MiB --tier p2p,fs --fs ./blocks --p2p-listen 127.0.0.1:5710",
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runEngine(cmd.Context(), cmd.OutOrStdout(), f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseIdle(cmd.Flags(), f.needs()...); err != nil {
+				return err
+			}
+			return runEngine(cmd.Context(), cmd.OutOrStdout(), f)
+		},
 	}
 	f.add(cmd.Flags())
 	return cmd
@@ -176,6 +181,12 @@ func (f *engineFlags) settings() (engine.Config, error) {
 		return cfg, &usageError{err}
 	}
 	return cfg, nil
+}
+
+// needs are what settings of an engine do nothing without.
+func (f *engineFlags) needs() []need {
+	return append(f.tier.needs(),
+		need{[]string{"decoder-kv-blocks-ttl"}, f.cfg.Bidirectional, "--bidirectional-kv-xfer"})
 }
 
 // checkZeros refuses a 0 that engine.Config would take for "the default".

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/engine"
@@ -28,6 +30,16 @@ func (f *tierFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.HashSeed, "hash-seed", engine.DefaultHashSeed, "`SEED` of block hashes; engines with different ones share no blocks")
 	fl.StringSliceVar(&f.faults, "inject-tier-fault", nil, "damage blocks of the CPU tier, for testing: flip-bit, zero-block, torn-block: each is found and computed anew; unseen comes before the checksum and is not")
 	fl.DurationVar(&f.cfg.Timeout, "tier-timeout", 0, "how long a request waits for the tiers to bring its next block before the rest is computed; default: 60s")
+}
+
+// needs are what settings of the CPU tier do nothing without.
+func (f *tierFlags) needs() []need {
+	files, peers := []string{"fs", "fs-size"}, []string{"p2p-listen", "p2p-advertise", "p2p-agent-listen", "p2p-store"}
+	return []need{
+		{slices.Concat([]string{"tier", "hash-seed", "inject-tier-fault", "tier-timeout"}, files, peers), f.memory > 0, "a CPU cache (--cpu-cache SIZE)"},
+		{files, slices.Contains(f.cfg.Secondaries, engine.TierFS), "the tier of files (--tier fs)"},
+		{peers, slices.Contains(f.cfg.Secondaries, engine.TierP2P), "the tier of peers (--tier p2p)"},
+	}
 }
 
 // config is the tier's part of an engine's configuration.

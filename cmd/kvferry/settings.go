@@ -26,6 +26,7 @@ type setting struct {
 	values []string // one, but for lists
 	from   string   // where it was said, for people
 	idle   bool     // it is what the setting would be anyway
+	stock  bool     // it was said under a stock engine's name
 }
 
 // expander is a flag's value that speaks for other settings.
@@ -116,6 +117,11 @@ func (s setting) set(fs *pflag.FlagSet) error {
 		return fmt.Errorf("%s: is %.80q, want %s: %w", s.from, strings.Join(s.values, " "), wanted(f), err)
 	}
 	f.Changed = true
+	if s.stock {
+		if err := fs.SetAnnotation(f.Name, stockKey, nil); err != nil {
+			return err
+		}
+	}
 	return fs.SetAnnotation(f.Name, originKey, append([]string{s.from}, s.values...))
 }
 

@@ -100,7 +100,7 @@ func environment(fs *pflag.FlagSet, environ, known []string) ([]setting, error) 
 	})
 	for _, v := range stockVariables {
 		if _, ok := env[v.name]; ok && v.flag != "" && fs.Lookup(v.flag) != nil {
-			out = append(out, setting{flag: v.flag, values: []string{v.value(env)}, from: v.said(env)})
+			out = append(out, setting{flag: v.flag, values: []string{v.value(env)}, from: v.said(env), stock: true})
 		}
 	}
 	return out, nil

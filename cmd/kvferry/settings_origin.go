@@ -13,6 +13,9 @@ import (
 // what that says.
 const originKey = "kvferry-origin"
 
+// stockKey annotates a flag whose value was said under a stock engine's name.
+const stockKey = "kvferry-stock"
+
 // origin is where a flag's value was said; "" for its default.
 func origin(f *pflag.Flag) string {
 	if o := f.Annotations[originKey]; o != nil {

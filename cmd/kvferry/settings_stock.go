@@ -55,7 +55,7 @@ func (t *transferConfig) settings() []setting {
 	unsaid := connector.TransferConfig{Extra: connector.DefaultConfig()}
 	for _, s := range stockSettings {
 		if v := s.value(&t.parsed); t.parsed.Has(s.key) {
-			out = append(out, setting{flag: s.flag, values: []string{v}, from: s.key, idle: v == s.value(&unsaid)})
+			out = append(out, setting{flag: s.flag, values: []string{v}, from: s.key, idle: v == s.value(&unsaid), stock: true})
 		}
 	}
 	return out

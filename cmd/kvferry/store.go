@@ -57,7 +57,12 @@ func newStore() *cobra.Command {
 			"  kvferry store --p2p-listen 0.0.0.0:5710 --agent-listen 0.0.0.0:5711 --advertise-host 10.0.0.9\n" +
 			"  kvferry engine --cpu-cache 256MiB --tier p2p --p2p-store 127.0.0.1:5710   # an engine that uses it",
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runStore(cmd.Context(), cmd.OutOrStdout(), f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseIdle(cmd.Flags(), need{[]string{"fs-size"}, f.folder != "", "a folder (--fs DIR)"}); err != nil {
+				return err
+			}
+			return runStore(cmd.Context(), cmd.OutOrStdout(), f)
+		},
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8003", "`HOST:PORT` of HTTP: /health and /metrics; port 0 picks a free one")

@@ -152,7 +152,7 @@ func TestUsageErrors(t *testing.T) {
 		{"engine extra", []string{"takes no arguments"}},
 		{"enginee", []string{"unknown command", "did you mean engine?"}},
 		{"engine --drain -1s --listen 127.0.0.1:0", []string{"--drain is -1s"}},
-		{"engine --fs x", []string{"CPU cache, which is off", "--cpu-cache"}},
+		{"engine --fs x", []string{"CPU cache", "--cpu-cache"}},
 		{"engine --tier fs --cpu-cache 1MiB", []string{"--fs"}},
 		{"router --prefill a:1,tp=x --decode b:1", []string{"tp=x: not a whole number"}},
 		{"router --prefill a:1 --decode b:1 --max-body 0", []string{"--max-body is 0"}},
