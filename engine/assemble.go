@@ -84,7 +84,7 @@ func assemble(cfg Config) (p *parts, err error) {
 
 	ag, err := newAgent(cfg)
 	if err != nil {
-		return nil, err
+		return nil, cfg.listenError(AgentAddress, cfg.AgentListen, err)
 	}
 	undo = append(undo, ag.Close)
 	shape := cfg.Model.Config()
@@ -110,7 +110,7 @@ func assemble(cfg Config) (p *parts, err error) {
 	}
 	ln, err := peer.Listen(side)
 	if err != nil {
-		return nil, err
+		return nil, cfg.listenError(SideChannelAddress, cfg.SideChannel, err)
 	}
 	p.host, p.port = cfg.AdvertiseHost, ln.Addr().(*net.TCPAddr).Port
 	if p.host == "" {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -89,7 +88,7 @@ func (t *tierParts) takeMemory(cfg Config) error {
 	}
 	ag, err := newAgent(cfg.tierAgent())
 	if err != nil {
-		return err
+		return cfg.listenError(P2PAgentListenAddress, cfg.Tier.P2PAgentListen, err)
 	}
 	mem, err := ag.Alloc(size)
 	if err != nil {
@@ -130,11 +129,8 @@ func (t *tierParts) newPeers(cfg Config, facts TierFacts) (*p2p.Tier, error) {
 		return nil, fmt.Errorf("p2p tier: %w", err)
 	}
 	ln, err := net.Listen("tcp", listen)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("p2p tier: %s is in use by another program; choose another port (--p2p-listen): %w", listen, syscall.EADDRINUSE)
-	case err != nil:
-		return nil, fmt.Errorf("p2p tier: %w", err)
+	if err != nil {
+		return nil, cfg.listenError(P2PListenAddress, cfg.Tier.P2PListen, fmt.Errorf("p2p tier: %w", err))
 	}
 	t.listener = ln
 	t.name = cfg.p2pName(ln.Addr().(*net.TCPAddr))

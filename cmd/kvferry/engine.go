@@ -296,7 +296,7 @@ func runEngine(ctx context.Context, w io.Writer, f engineFlags) error {
 	e, err := engine.New(cfg)
 	if err != nil {
 		_ = l.Close()
-		return err
+		return f.unlistened(err)
 	}
 	srv, err := api.New(api.Config{Engine: e, Collectors: []prometheus.Collector{counted}, Log: log, NoRequestIDSuffix: !f.randomIDs})
 	if err != nil {

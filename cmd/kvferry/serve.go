@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/kvferry/kvferry/engine"
 )
 
 // lastWords is how long answers that ended with the drain may take to reach their clients.
@@ -17,13 +19,43 @@ const lastWords = time.Second
 // listen binds a server's address, or says in one line which address is the trouble.
 func listen(flag, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
-	switch {
-	case err == nil:
-		return l, nil
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s %s is in use by another program; choose another port, or port 0 for any free one", flag, addr)
+	if err != nil {
+		return nil, cannotListen(flag, addr, err)
 	}
-	return nil, usagef("%s %s: %v; give HOST:PORT", flag, addr, err)
+	return l, nil
+}
+
+// cannotListen says what is wrong with an address that err kept from being listened at.
+func cannotListen(flag, addr string, err error) error {
+	host, _, form := net.SplitHostPort(addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%s %s is in use by another program; choose another port, or port 0 for any free one", flag, addr)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return usagef("%s %s: %s is none of this host's addresses; give one of them, or 127.0.0.1 for this host alone", flag, addr, host)
+	case errors.Is(err, syscall.EACCES):
+		return usagef("%s %s: not allowed to listen there; choose a port of 1024 or more", flag, addr)
+	case form != nil:
+		return usagef("%s %s: %v; give HOST:PORT", flag, addr, err)
+	}
+	return usagef("%s %s: %v", flag, addr, err)
+}
+
+// unlistened tells by its flag at which address an engine could not listen; other errors stay as they are.
+func (f *engineFlags) unlistened(err error) error {
+	l := (*engine.ListenError)(nil)
+	if !errors.As(err, &l) {
+		return err
+	}
+	flag := map[engine.Address]string{
+		engine.SideChannelAddress: "--side-channel", engine.AgentAddress: "--agent-listen",
+		engine.P2PListenAddress: "--p2p-listen", engine.P2PAgentListenAddress: "--p2p-agent-listen",
+	}[l.Of]
+	at := l.At
+	if l.Of == engine.P2PAgentListenAddress && f.tier.cfg.P2PAgentListen == "" {
+		flag, at = "--p2p-listen", f.tier.cfg.P2PListen // whose host it is
+	}
+	return cannotListen(flag, at, l.Err)
 }
 
 // checkDrain refuses what is no time to stop in.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -108,20 +109,49 @@ func TestPortInUseIsOneLine(t *testing.T) {
 	}
 	defer l.Close()
 	addr := l.Addr().String()
-	for _, args := range [][]string{
+	peers := []string{"engine", "--listen", "127.0.0.1:0", "--cpu-cache", "1MiB", "--tier", "p2p"}
+	for _, args := range [][]string{ // the flag in question is the last but one
 		{"up", "--listen", addr},
 		{"engine", "--listen", addr},
 		{"engine", "--listen", "127.0.0.1:0", "--side-channel", addr},
 		{"engine", "--listen", "127.0.0.1:0", "--agent-listen", addr},
-		{"engine", "--listen", "127.0.0.1:0", "--cpu-cache", "1MiB", "--tier", "p2p", "--p2p-listen", addr},
-		{"router", "--listen", addr, "--prefill", "localhost:1", "--decode", "localhost:2"},
+		slices.Concat(peers, []string{"--p2p-listen", addr}),
+		slices.Concat(peers, []string{"--p2p-agent-listen", addr}),
+		{"router", "--prefill", "localhost:1", "--decode", "localhost:2", "--listen", addr},
 	} {
 		p := launch(t, args...)
 		if code := p.wait(); code != 1 {
 			t.Errorf("%v: exit status %d", args, code)
 		}
-		if out := p.output(); !strings.Contains(out, addr) || !strings.Contains(out, "in use") || strings.Contains(out, "\n") {
-			t.Errorf("%v: the output is not one line that names the port in use:\n%s", args, out)
+		says := args[len(args)-2] + " " + addr + " is in use by another program; "
+		if out := p.output(); !strings.Contains(out, "kvferry: "+says) || strings.Contains(out, "\n") {
+			t.Errorf("%v: the output is not one line with %q:\n%s", args, says, out)
+		}
+	}
+}
+
+// An address that is not this host's is told as such, by its flag; one without a port, as no HOST:PORT.
+func TestAddressOfAnotherHost(t *testing.T) {
+	t.Parallel()
+	const addr = "192.0.2.1:5600" // TEST-NET-1
+	engine := []string{"engine", "--log-level", "error", "--listen", "127.0.0.1:0", "--transport", "tcp"} // a warning may come before
+	peers := slices.Concat(engine, []string{"--cpu-cache", "1MiB", "--tier", "p2p"})
+	const foreign = " 192.0.2.1:5600: 192.0.2.1 is none of this host's addresses; "
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"up", "--listen", addr}, "--listen" + foreign},
+		{slices.Concat(engine, []string{"--listen", addr}), "--listen" + foreign},
+		{slices.Concat(engine, []string{"--side-channel", addr}), "--side-channel" + foreign},
+		{slices.Concat(engine, []string{"--agent-listen", addr}), "--agent-listen" + foreign},
+		{slices.Concat(peers, []string{"--p2p-listen", addr}), "--p2p-listen" + foreign},
+		{slices.Concat(peers, []string{"--p2p-agent-listen", addr}), "--p2p-agent-listen" + foreign},
+		{slices.Concat(engine, []string{"--listen", "8001"}), "missing port in address; give HOST:PORT"},
+	} {
+		p := launch(t, c.args...)
+		if code, out := p.wait(), p.output(); code != 2 || !strings.Contains(out, c.says) || strings.Contains(out, "\n") {
+			t.Errorf("%v: exit status %d, not one line with %q:\n%s", c.args, code, c.says, out)
 		}
 	}
 }
