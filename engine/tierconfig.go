@@ -111,8 +111,10 @@ func (c Config) validateTier(bad func(format string, args ...any)) {
 			bad("CPU cache of %d bytes", t.Memory)
 		case len(t.Secondaries) > 0:
 			bad("tiers %s are behind the CPU cache, which is off: give it memory (--cpu-cache)", strings.Join(t.Secondaries, ","))
-		case t.FSDir != "" || t.P2PStore != "":
-			bad("folder %q and store %q are behind the CPU cache, which is off: give it memory (--cpu-cache)", t.FSDir, t.P2PStore)
+		case t.FSDir != "":
+			bad("folder %q is behind the CPU cache, which is off: give it memory (--cpu-cache)", t.FSDir)
+		case t.P2PStore != "":
+			bad("store %q is behind the CPU cache, which is off: give it memory (--cpu-cache)", t.P2PStore)
 		}
 		return
 	}

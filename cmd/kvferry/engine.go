@@ -219,7 +219,26 @@ func (f *engineFlags) checkAddresses() error {
 			return usagef("--%s %s is every interface; say with --advertise-host by which host peers reach this one", a.flag, a.addr)
 		}
 	}
-	return nil
+	return f.checkPorts()
+}
+
+// checkPorts refuses a port that is given twice.
+func (f *engineFlags) checkPorts() error {
+	all := []listenAt{{"--side-channel", f.cfg.SideChannel}}
+	if rank := f.cfg.DataParallelRank; rank == nil || *rank == 0 { // else the others' ports are as many higher
+		all = append(all, listenAt{"--listen", f.listen})
+	}
+	tcp, peers := f.cfg.Transport != engine.TransportSHM, f.tier.memory > 0 && slices.Contains(f.tier.cfg.Secondaries, engine.TierP2P)
+	if tcp {
+		all = append(all, listenAt{"--agent-listen", f.cfg.AgentListen})
+	}
+	if peers {
+		all = append(all, listenAt{"--p2p-listen", f.tier.cfg.P2PListen})
+	}
+	if tcp && peers {
+		all = append(all, listenAt{"--p2p-agent-listen", f.tier.cfg.P2PAgentListen})
+	}
+	return checkDistinct(all...)
 }
 
 // unreachable are lines about addresses of which some are for other hosts and some for this one alone.

@@ -149,7 +149,7 @@ func (c *fireChecker) run(ctx context.Context) {
 func (c *fireChecker) start(ctx context.Context) error {
 	c.progress.show("starting three engines and a router")
 	o := c.flags.pair
-	o.lease = fireLease.String()
+	o.lease = fireLease
 	o.noDecodeCache = len(o.kvFaults) > 0
 	o.readAll = true // a turn has few tokens that the prefill engine lacks
 	var errs [2]error

@@ -73,14 +73,43 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
+// newHelp is the command that shows the help of others.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Show the help of a command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return &usageError{err}
+			}
+			if err := knownCommand(about, rest); err != nil {
+				return err
+			}
+			about.InitDefaultHelpFlag() // as `about --help` has them
+			about.InitDefaultVersionFlag()
+			return about.Help()
+		},
+	}
+}
+
 // knownCommand refuses a command that does not exist, with the nearest that does.
 func knownCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	hint := fmt.Sprintf("see `%s --help`", root.CommandPath())
+	var all []string
+	for _, c := range root.Commands() {
+		if c.IsAvailableCommand() {
+			all = append(all, c.Name())
+		}
+	}
+	if len(all) > 0 {
+		hint = fmt.Sprintf("there are %s (%s)", strings.Join(all, ", "), hint)
+	}
 	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = fmt.Sprintf("did you mean %s? (%s)", strings.Join(near, " or "), hint)
+		hint = fmt.Sprintf("did you mean %s? (see `%s --help`)", strings.Join(near, " or "), root.CommandPath())
 	}
 	return usagef("unknown command %q; %s", args[0], hint)
 }

@@ -54,5 +54,6 @@ func newRoot() *cobra.Command {
 	for _, c := range root.Commands() {
 		layer(c)
 	}
+	root.SetHelpCommand(newHelp())
 	return root
 }

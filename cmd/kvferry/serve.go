@@ -41,6 +41,24 @@ func cannotListen(flag, addr string, err error) error {
 	return usagef("%s %s: %v", flag, addr, err)
 }
 
+// listenAt is an address of a flag at which a command is to listen.
+type listenAt struct{ flag, addr string }
+
+// checkDistinct refuses one port for two purposes: the second would find it in use, by the command itself.
+func checkDistinct(all ...listenAt) error {
+	flags := map[string]string{}
+	for _, a := range all {
+		if _, port, err := net.SplitHostPort(a.addr); err != nil || port == "0" || port == "" {
+			continue // told elsewhere, or any free one
+		}
+		if other, ok := flags[a.addr]; ok {
+			return usagef("%s and %s are both %s; give each a port of its own", other, a.flag, a.addr)
+		}
+		flags[a.addr] = a.flag
+	}
+	return nil
+}
+
 // unlistened tells by its flag at which address an engine could not listen; other errors stay as they are.
 func (f *engineFlags) unlistened(err error) error {
 	l := (*engine.ListenError)(nil)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -114,7 +115,11 @@ func (s setting) set(fs *pflag.FlagSet) error {
 		return fmt.Errorf("%s: %w", s.from, err) // names the key inside
 	}
 	if err != nil {
-		return fmt.Errorf("%s: is %.80q, want %s: %w", s.from, strings.Join(s.values, " "), wanted(f), err)
+		said := fmt.Sprintf("%s: is %.80q, want %s", s.from, strings.Join(s.values, " "), wanted(f))
+		if slices.Contains(plainTypes, f.Value.Type()) {
+			return errors.New(said)
+		}
+		return fmt.Errorf("%s: %w", said, err)
 	}
 	f.Changed = true
 	if s.stock {
@@ -151,13 +156,18 @@ func expand(fs *pflag.FlagSet) (err error) {
 	return err
 }
 
+// plainTypes are those whose parsers say no more than wanted.
+var plainTypes = []string{"bool", "int", "int64", "uint", "uint64", "float64", "duration", "size"}
+
 // wanted says what a flag's value looks like.
 func wanted(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "bool":
 		return "true or false"
-	case "int", "int64", "uint", "uint64":
+	case "int", "int64":
 		return "a whole number"
+	case "uint", "uint64":
+		return "a whole number of 0 or more"
 	case "float64":
 		return "a number"
 	case "duration":

@@ -157,12 +157,14 @@ func TestSettingsRefused(t *testing.T) {
 	}
 	for env, says := range map[string]string{
 		"KVFERRY_LEASE=30":                    `KVFERRY_LEASE: is "30", want a time with its unit`,
+		"KVFERRY_BLOCK_SIZE=abc":              `KVFERRY_BLOCK_SIZE: is "abc", want a whole number;`,
+		"KVFERRY_CPU_CACHE=much":              `KVFERRY_CPU_CACHE: is "much", want a size with its unit, such as 256MiB;`,
 		"KVFERRY_BLOCK_SIZ=3":                 "KVFERRY_BLOCK_SIZ is no setting; did you mean KVFERRY_BLOCK_SIZE?",
 		"KVFERRY_PREFIL=3":                    "KVFERRY_PREFIL is no setting; did you mean KVFERRY_PREFILL?",
 		"KVFERRY_KV_TRANSFER_CONFIG=[]":       "KVFERRY_KV_TRANSFER_CONFIG:",
 		"KVFERRY_CONFIG=nowhere/kvferry.yaml": "--config (or KVFERRY_CONFIG): open nowhere/kvferry.yaml",
 	} {
-		if _, err := engineSettings(t, nil, []string{env}, ""); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := engineSettings(t, nil, []string{env}, ""); err == nil || !strings.Contains(err.Error()+";", says) {
 			t.Errorf("%s: %v\nwant %q", env, err, says)
 		}
 	}

@@ -108,7 +108,26 @@ func (f *storeFlags) check() error {
 			return usagef("--%s %s is every interface; say with --advertise-host by which host engines reach this one", flag, addr)
 		}
 	}
-	return nil
+	return f.checkPorts()
+}
+
+// checkPorts refuses a port that is given twice.
+func (f *storeFlags) checkPorts() error {
+	all := []listenAt{{"--listen", f.listen}, {"--p2p-listen", f.p2pListen}}
+	for n := range f.namespaces {
+		addr, err := f.agentAddr(n)
+		if err != nil {
+			return err
+		}
+		flag := "--agent-listen"
+		if n > 0 {
+			flag = fmt.Sprintf("the %d. namespace's --agent-listen", n+1)
+		}
+		if f.transport != shm.Transport {
+			all = append(all, listenAt{flag, addr})
+		}
+	}
+	return checkDistinct(all...)
 }
 
 // checkAgentPorts takes and leaves the address of each namespace's agent: the agents themselves are made when the first

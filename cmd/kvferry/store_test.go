@@ -137,7 +137,10 @@ func TestStoreUsage(t *testing.T) {
 		"--agent-listen :0":          "--advertise-host",
 		"--p2p-listen nonsense":      "HOST:PORT",
 		"an-argument":                "takes no arguments",
-		"--p2p-listen 127.0.0.1:0 --listen 127.0.0.1:0 --fs " + file: "not a directory",
+		"--p2p-listen 127.0.0.1:0 --listen 127.0.0.1:0 --fs " + file:         "(--fs): mkdir " + file + ": not a directory",
+		"--p2p-listen 127.0.0.1:5 --agent-listen 127.0.0.1:5":                "--p2p-listen and --agent-listen are both 127.0.0.1:5;",
+		"--listen 127.0.0.1:5 --p2p-listen 127.0.0.1:5":                      "--listen and --p2p-listen are both 127.0.0.1:5;",
+		"--p2p-listen 127.0.0.1:5 --agent-listen 127.0.0.1:4 --namespaces 2": "--p2p-listen and the 2. namespace's --agent-listen are both 127.0.0.1:5;",
 	} {
 		p := launch(t, append([]string{"store"}, strings.Fields(args)...)...)
 		if code := p.wait(); code == 0 || !strings.Contains(p.output(), want) || strings.Count(p.output(), "\n") > 1 {

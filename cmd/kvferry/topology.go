@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -19,7 +20,7 @@ type pairOptions struct {
 	readAll           bool // however little: no recompute threshold
 	blockSize, blocks int
 	layout            string
-	lease             string
+	lease             time.Duration
 	kvFaults          []string // for the decode engine
 	noDecodeCache     bool     // its prefix cache off
 }
@@ -34,7 +35,7 @@ type pair struct {
 // engineArgs is the command line of one engine of the pair.
 func (o pairOptions) engineArgs(role string) []string {
 	args := []string{"engine", "--role", role, "--listen", "127.0.0.1:0", "--log-format", "json",
-		"--mode", o.mode, "--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease,
+		"--mode", o.mode, "--model", o.model, "--transport", o.transport, "--layout", o.layout, "--lease", o.lease.String(),
 		"--block-size", strconv.Itoa(o.blockSize), "--blocks", strconv.Itoa(o.blocks)}
 	if o.bidirectional {
 		args = append(args, "--bidirectional-kv-xfer")

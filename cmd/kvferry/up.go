@@ -113,7 +113,7 @@ func newUp() *cobra.Command {
 	fl.IntVar(&f.pair.blockSize, "block-size", 16, "`TOKENS` per KV block")
 	fl.IntVar(&f.pair.blocks, "blocks", 1024, "KV `BLOCKS` of each engine")
 	fl.StringVar(&f.pair.layout, "layout", "LBHNC", "`LAYOUT` of a KV block: LBHNC or LBNHC")
-	fl.StringVar(&f.pair.lease, "lease", "30s", "how long the prefill engine keeps blocks for a decode engine that is silent")
+	fl.DurationVar(&f.pair.lease, "lease", 30*time.Second, "how long the prefill engine keeps blocks for a decode engine that is silent")
 	fl.StringSliceVar(&f.pair.kvFaults, "inject-kv-fault", nil, "damage received KV on the decode engine: swap-blocks, zero-layer, zero-head, stale-block")
 	fl.Var(&f.cpuCache, "cpu-cache", "with --topology p2p or store: `SIZE` of each CPU cache")
 	fl.StringSliceVar(&f.tierFaults, "inject-tier-fault", nil, "with --topology p2p or store: damage what the first engine's CPU cache keeps: flip-bit, zero-block, torn-block, unseen")

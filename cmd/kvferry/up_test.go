@@ -133,7 +133,7 @@ func TestPortInUseIsOneLine(t *testing.T) {
 // An address that is not this host's is told as such, by its flag; one without a port, as no HOST:PORT.
 func TestAddressOfAnotherHost(t *testing.T) {
 	t.Parallel()
-	const addr = "192.0.2.1:5600" // TEST-NET-1
+	const addr = "192.0.2.1:5600"                                                                         // TEST-NET-1
 	engine := []string{"engine", "--log-level", "error", "--listen", "127.0.0.1:0", "--transport", "tcp"} // a warning may come before
 	peers := slices.Concat(engine, []string{"--cpu-cache", "1MiB", "--tier", "p2p"})
 	const foreign = " 192.0.2.1:5600: 192.0.2.1 is none of this host's addresses; "
@@ -181,6 +181,12 @@ func TestUsageErrors(t *testing.T) {
 		{"engine --log-level loud", []string{"loud"}},
 		{"engine extra", []string{"takes no arguments"}},
 		{"enginee", []string{"unknown command", "did you mean engine?"}},
+		{"help bogus", []string{`unknown command "bogus"`, "there are checkpoint, engine, router, store, up"}},
+		{"help enginee", []string{"unknown command", "did you mean engine?"}},
+		{"help engine x", []string{`unknown command "x"`, "kvferry engine --help"}},
+		{"bogus", []string{`unknown command "bogus"`, "there are checkpoint"}},
+		{"engine --listen 127.0.0.1:5 --side-channel 127.0.0.1:5", []string{"--side-channel and --listen are both 127.0.0.1:5; give each a port of its own"}},
+		{"engine --agent-listen 127.0.0.1:5 --cpu-cache 1MiB --tier p2p --p2p-agent-listen 127.0.0.1:5", []string{"--agent-listen and --p2p-agent-listen are both 127.0.0.1:5;"}},
 		{"engine --drain -1s --listen 127.0.0.1:0", []string{"--drain is -1s"}},
 		{"engine --fs x", []string{"CPU cache", "--cpu-cache"}},
 		{"engine --tier fs --cpu-cache 1MiB", []string{"--fs"}},
@@ -189,7 +195,7 @@ func TestUsageErrors(t *testing.T) {
 		{"up --seed 7", []string{"--seed needs --check --faults"}},
 	} {
 		p := launch(t, strings.Fields(tc.args)...)
-		if code := p.wait(); code == 0 || code == 1 && strings.HasPrefix(tc.args, "enginee") {
+		if code := p.wait(); code == 0 || code == 1 && (strings.HasPrefix(tc.args, "enginee") || strings.HasPrefix(tc.args, "help")) {
 			t.Errorf("%s: exit status %d", tc.args, code)
 		}
 		for _, want := range tc.want {
@@ -201,7 +207,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelpShowsExamples(t *testing.T) {
-	for _, args := range []string{"--help", "up --help", "engine --help", "router --help", "store --help", "checkpoint --help"} {
+	for _, args := range []string{"--help", "help", "help store", "up --help", "engine --help", "router --help", "store --help", "checkpoint --help"} {
 		p := launch(t, strings.Fields(args)...)
 		if code := p.wait(); code != 0 || !strings.Contains(p.output(), "Examples:") {
 			t.Errorf("%s: exit status %d, output:\n%s", args, code, p.output())

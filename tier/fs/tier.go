@@ -108,7 +108,7 @@ func (t *Tier) Name() string { return "fs" }
 // Start takes the folder's lock, reads what is there, and starts the workers.
 func (t *Tier) Start(h tier.Host) error {
 	if err := os.MkdirAll(filepath.Join(t.dir, tmpDir), 0o700); err != nil {
-		return err
+		return fmt.Errorf("its folder cannot be used (--fs): %w", err)
 	}
 	if err := t.takeLock(); err != nil {
 		return err

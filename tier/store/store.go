@@ -58,7 +58,7 @@ func New(cfg Config) (*Store, error) {
 // start: which of them to give up is for its operator to say.
 func (s *Store) recover() error {
 	if err := os.MkdirAll(s.cfg.Folder, 0o700); err != nil {
-		return err
+		return fmt.Errorf("the folder of the store cannot be used (--fs): %w", err)
 	}
 	found, err := readRecords(s.cfg.Folder, func(path string, err error) {
 		s.note(Note{What: "folder_foreign", Bad: true, Text: fmt.Sprintf("%s is left alone: %v", path, err)})
@@ -152,7 +152,7 @@ func (s *Store) route(c *wire.P2PConnect) (*p2p.Port, string) {
 		return nil, "the files of its model are being deleted; it may come again"
 	}
 	if share := s.cfg.Size / int64(s.cfg.Namespaces); int64(f.BlockLen) > share {
-		return nil, fmt.Sprintf("its blocks have %d bytes, a namespace of the store %d", f.BlockLen, share)
+		return nil, fmt.Sprintf("its blocks have %d bytes each, a namespace of the store %d bytes in all: give the store more memory (--size) or fewer --namespaces", f.BlockLen, share)
 	}
 	place := s.place()
 	if place < 0 {

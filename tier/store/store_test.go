@@ -511,7 +511,7 @@ func TestTooLittle(t *testing.T) {
 	r.open(func(c *Config) { c.Size, c.Folder, c.FolderSize = blockLen-1, dir, 1<<20 })
 	r.engine("m")
 	r.await("refusal", func() bool { return len(r.noted("peer_refused")) > 0 })
-	if n := r.noted("peer_refused")[0]; !strings.Contains(n.Text, "4096") {
+	if n := r.noted("peer_refused")[0]; !strings.Contains(n.Text, "have 4096 bytes each, a namespace of the store 4095 bytes") || !strings.Contains(n.Text, "--size") || !strings.Contains(n.Text, "--namespaces") {
 		t.Errorf("told: %+v", n)
 	}
 	for _, c := range []Config{
