@@ -66,7 +66,7 @@ func TestSecondSignalEnds(t *testing.T) {
 		busy <- post(ctx, p.ready["url"]+"/v1/completions", `{"prompt":"x","n":64,"max_tokens":2000,"ignore_eos":true}`)
 	}()
 	t.Cleanup(func() { cancel(); <-busy })
-	eventually(t, "the engine works", running(p, "kvferry_engine_requests_running"))
+	eventually(t, "the engine works", admitted(p, 64))
 	p.signal(syscall.SIGTERM)
 	p.signal(syscall.SIGTERM)
 	p.waitLine(func(l string) bool { return strings.Contains(l, "stopping; a second signal ends it at once") })

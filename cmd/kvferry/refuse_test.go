@@ -25,7 +25,7 @@ func TestDecodeRefuses(t *testing.T) {
 					busy <- post(ctx, d.ready["url"]+"/v1/completions", `{"prompt":"x","n":64,"max_tokens":2000,"ignore_eos":true}`)
 				}()
 				t.Cleanup(func() { cancel(); <-busy })
-				eventually(t, "the decode engine works", running(d, "kvferry_engine_requests_running"))
+				eventually(t, "the decode engine works", admitted(d, 64))
 				d.signal(syscall.SIGTERM)
 				eventually(t, "it refuses", func() bool {
 					resp, err := http.Get(d.ready["url"] + "/ready")

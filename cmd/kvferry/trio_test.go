@@ -124,6 +124,16 @@ func running(p *process, metric string) func() bool {
 	}
 }
 
+// admitted reports whether an engine has taken n requests that have not ended: the answers of one are taken one after
+// the other, and an engine that is to stop takes no more.
+func admitted(p *process, n float64) func() bool {
+	return func() bool {
+		running, err1 := gauge(context.Background(), p.ready["url"], "kvferry_engine_requests_running")
+		waiting, err2 := gauge(context.Background(), p.ready["url"], "kvferry_engine_requests_waiting")
+		return err1 == nil && err2 == nil && running+waiting >= n
+	}
+}
+
 // tokens asks for an answer that is always the same.
 func (x *trio) tokens(t *testing.T) []int {
 	t.Helper()
