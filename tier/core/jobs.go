@@ -79,10 +79,7 @@ func (m *Machine) Reserve(req kv.RequestID, keys []Key) (Reservation, bool) {
 			res.Index = append(res.Index, i)
 		}
 	}
-	blocks := m.pool.reserve(fresh, func(k Key) bool {
-		_, ok := keep[k]
-		return ok
-	})
+	blocks := m.pool.reserve(fresh, keep)
 	m.pool.restore()
 	if blocks == nil && len(fresh) > 0 {
 		return Reservation{}, false

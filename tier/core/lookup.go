@@ -97,7 +97,7 @@ type search struct {
 	r       *request // nil for a peer
 	exclude int
 	keys    []Key
-	keep    func(Key) bool // is it of keys? Made when something is to be evicted
+	keep    map[Key]struct{} // keys; made when something is to be evicted
 	loads   [MaxTiers][]*block
 	// full: a peer gets nothing more. refused: the last key was a miss for that. promoted is how many loads have.
 	full, refused bool
@@ -152,13 +152,9 @@ func (s *search) refuse() Verdict {
 // promote gives a key of another tier a slot.
 func (s *search) promote(tier int, k Key) Verdict {
 	if s.keep == nil {
-		all := make(map[Key]struct{}, len(s.keys))
+		s.keep = make(map[Key]struct{}, len(s.keys))
 		for _, k := range s.keys {
-			all[k] = struct{}{}
-		}
-		s.keep = func(k Key) bool {
-			_, ok := all[k]
-			return ok
+			s.keep[k] = struct{}{}
 		}
 	}
 	if s.loads[tier] == nil && s.m.inFlight+s.open() >= MaxJobs {

@@ -45,7 +45,7 @@ func newPool(slots int) *Pool {
 // reserve gives n blocks that are being written to keys that the pool does not have, evicting what
 // it must but nothing that is to be kept. It gives all or none, and then evicts nothing. Calls with the same
 // keep may follow; restore comes after the last.
-func (p *Pool) reserve(keys []Key, keep func(Key) bool) []*block {
+func (p *Pool) reserve(keys []Key, keep map[Key]struct{}) []*block {
 	need := len(keys) - len(p.free)
 	if need > 0 && !p.evict(need, keep) {
 		return nil
@@ -65,11 +65,11 @@ func (p *Pool) reserve(keys []Key, keep func(Key) bool) []*block {
 
 // evict passes each block that is to be kept once, however many calls follow each other: with a memory full of
 // them, passing them for each slot anew would take minutes.
-func (p *Pool) evict(n int, keep func(Key) bool) bool {
+func (p *Pool) evict(n int, keep map[Key]struct{}) bool {
 	var chosen []*block
 	for len(chosen) < n && len(p.victims) > 0 {
 		b := heap.Pop(&p.victims).(*block)
-		if keep(b.key) {
+		if _, ok := keep[b.key]; ok {
 			p.spared = append(p.spared, b)
 		} else {
 			chosen = append(chosen, b)
