@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -239,6 +240,23 @@ func (f *engineFlags) checkPorts() error {
 		all = append(all, listenAt{"--p2p-agent-listen", f.tier.cfg.P2PAgentListen})
 	}
 	return checkDistinct(all...)
+}
+
+// unlistened tells by its flag at which address an engine could not listen; other errors stay as they are.
+func (f *engineFlags) unlistened(err error) error {
+	l := (*engine.ListenError)(nil)
+	if !errors.As(err, &l) {
+		return err
+	}
+	flag := map[engine.Address]string{
+		engine.SideChannelAddress: "--side-channel", engine.AgentAddress: "--agent-listen",
+		engine.P2PListenAddress: "--p2p-listen", engine.P2PAgentListenAddress: "--p2p-agent-listen",
+	}[l.Of]
+	at := l.At
+	if l.Of == engine.P2PAgentListenAddress && f.tier.cfg.P2PAgentListen == "" {
+		flag, at = "--p2p-listen", f.tier.cfg.P2PListen // whose host it is
+	}
+	return cannotListen(flag, at, l.Err)
 }
 
 // unreachable are lines about addresses of which some are for other hosts and some for this one alone.

@@ -98,7 +98,10 @@ func knownCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	hint := fmt.Sprintf("see `%s --help`", root.CommandPath())
+	see := fmt.Sprintf("see `%s --help`", root.CommandPath())
+	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+		return usagef("unknown command %q; did you mean %s? (%s)", args[0], strings.Join(near, " or "), see)
+	}
 	var all []string
 	for _, c := range root.Commands() {
 		if c.IsAvailableCommand() {
@@ -106,12 +109,9 @@ func knownCommand(root *cobra.Command, args []string) error {
 		}
 	}
 	if len(all) > 0 {
-		hint = fmt.Sprintf("there are %s (%s)", strings.Join(all, ", "), hint)
+		see = fmt.Sprintf("there are %s (%s)", strings.Join(all, ", "), see)
 	}
-	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = fmt.Sprintf("did you mean %s? (see `%s --help`)", strings.Join(near, " or "), root.CommandPath())
-	}
-	return usagef("unknown command %q; %s", args[0], hint)
+	return usagef("unknown command %q; %s", args[0], see)
 }
 
 // noArgs refuses positional arguments with a line that says so.

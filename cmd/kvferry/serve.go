@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"syscall"
 	"time"
-
-	"github.com/kvferry/kvferry/engine"
 )
 
 // lastWords is how long answers that ended with the drain may take to reach their clients.
@@ -57,23 +55,6 @@ func checkDistinct(all ...listenAt) error {
 		flags[a.addr] = a.flag
 	}
 	return nil
-}
-
-// unlistened tells by its flag at which address an engine could not listen; other errors stay as they are.
-func (f *engineFlags) unlistened(err error) error {
-	l := (*engine.ListenError)(nil)
-	if !errors.As(err, &l) {
-		return err
-	}
-	flag := map[engine.Address]string{
-		engine.SideChannelAddress: "--side-channel", engine.AgentAddress: "--agent-listen",
-		engine.P2PListenAddress: "--p2p-listen", engine.P2PAgentListenAddress: "--p2p-agent-listen",
-	}[l.Of]
-	at := l.At
-	if l.Of == engine.P2PAgentListenAddress && f.tier.cfg.P2PAgentListen == "" {
-		flag, at = "--p2p-listen", f.tier.cfg.P2PListen // whose host it is
-	}
-	return cannotListen(flag, at, l.Err)
 }
 
 // checkDrain refuses what is no time to stop in.
