@@ -1,11 +1,7 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -13,8 +9,6 @@ import (
 // A setting that was said and would do nothing is refused, wherever it was said; a default, an empty text and a stock
 // engine's name never are.
 func TestIdleSettingsRefused(t *testing.T) {
-	over, end := context.WithCancel(t.Context()) // what is not refused ends at once
-	end()
 	t.Setenv("GOMAXPROCS", "2") // engines in this process leave it as it is
 	const (
 		noCache = "does nothing without a CPU cache (--cpu-cache SIZE)"
@@ -62,20 +56,7 @@ func TestIdleSettingsRefused(t *testing.T) {
 		{args: "engine --listen 127.0.0.1:0 --mode pull --bidirectional-kv-xfer --decoder-kv-blocks-ttl 10m"},
 	} {
 		t.Run(c.args+" "+c.env+c.file, func(t *testing.T) {
-			if name, value, ok := strings.Cut(c.env, "="); ok {
-				t.Setenv(name, value)
-			}
-			args, path := strings.Fields(c.args), filepath.Join(t.TempDir(), "engine.yaml")
-			if c.file != "" {
-				if err := os.WriteFile(path, []byte(c.file), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				args = append(args, "--config", path)
-			}
-			root := newRoot()
-			root.SetArgs(args)
-			root.SetOut(io.Discard)
-			err := root.ExecuteContext(over)
+			said, err := runSaid(t, strings.Fields(c.args), c.env, c.file)
 			if c.says == "" {
 				if err != nil {
 					t.Error(err)
@@ -85,7 +66,6 @@ func TestIdleSettingsRefused(t *testing.T) {
 			if err == nil {
 				t.Fatal("it is not refused")
 			}
-			said := strings.ReplaceAll(err.Error(), path, "engine.yaml")
 			if usage := (*usageError)(nil); !strings.Contains(said, c.says) || !errors.As(err, &usage) || strings.Contains(said, "\n") {
 				t.Errorf("%s\nwant %q, a refusal of one line", said, c.says)
 			}

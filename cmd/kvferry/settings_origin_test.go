@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,8 +21,6 @@ func TestRefusedValueHasAnOrigin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer busy.Close()
-	over, end := context.WithCancel(t.Context()) // what is not refused ends at once
-	end()
 	none := []string{"engine"}
 	for _, c := range []struct {
 		args  []string
@@ -57,29 +56,9 @@ func TestRefusedValueHasAnOrigin(t *testing.T) {
 		{[]string{"up"}, "KVFERRY_MODE=bla", "", "; --mode is from KVFERRY_MODE", true},
 	} {
 		t.Run(strings.Join(c.args, " ")+" "+c.env+c.file, func(t *testing.T) {
-			for _, e := range strings.Fields(c.env) {
-				name, value, _ := strings.Cut(e, "=")
-				t.Setenv(name, value)
-			}
-			args := append([]string(nil), c.args...)
-			if c.file != "" {
-				path := filepath.Join(t.TempDir(), "engine.yaml")
-				if err := os.WriteFile(path, []byte(c.file), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				args = append(args, "--config", path)
-			}
-			root := newRoot()
-			root.SetArgs(args)
-			root.SetOut(io.Discard)
-			root.SetErr(io.Discard)
-			err := root.ExecuteContext(over)
+			said, err := runSaid(t, c.args, c.env, c.file)
 			if err == nil {
 				t.Fatal("it is not refused")
-			}
-			said := err.Error()
-			if dir := filepath.Dir(args[len(args)-1]); c.file != "" {
-				said = strings.ReplaceAll(said, dir+string(filepath.Separator), "")
 			}
 			usage := (*usageError)(nil)
 			if !strings.Contains(said, c.says) || strings.Contains(c.says, "is from") && !strings.HasSuffix(said, c.says) || errors.As(err, &usage) != c.usage || strings.Contains(said, "\n") {
@@ -90,6 +69,33 @@ func TestRefusedValueHasAnOrigin(t *testing.T) {
 			}
 		})
 	}
+}
+
+// runSaid runs a command in this process, with variables (NAME=VALUE, several separated by blanks) and a settings file,
+// "" for none, and gives its error and what that says of the file "engine.yaml". What is not refused ends at once.
+func runSaid(t *testing.T, args []string, env, file string) (said string, err error) {
+	t.Helper()
+	for _, e := range strings.Fields(env) {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
+	}
+	path := filepath.Join(t.TempDir(), "engine.yaml")
+	if file != "" {
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = slices.Concat(args, []string{"--config", path})
+	}
+	over, end := context.WithCancel(t.Context())
+	end()
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(io.Discard)
+	root.SetErr(io.Discard)
+	if err = root.ExecuteContext(over); err != nil {
+		said = strings.ReplaceAll(err.Error(), path, "engine.yaml")
+	}
+	return said, err
 }
 
 func TestHasWord(t *testing.T) {

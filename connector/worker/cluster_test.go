@@ -46,6 +46,32 @@ func newCluster(t *testing.T, cfg local.Config) *cluster {
 	return &cluster{t: t, fabric: local.New(cfg), net: newPipeNet()}
 }
 
+// outsider is an agent of no engine, which has p's for a peer and hears nothing. It is closed by end.
+func (c *cluster) outsider(name agent.Name, p *engine) (x agent.Agent, to agent.PeerID, end func()) {
+	c.t.Helper()
+	x, err := c.fabric.Agent(name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		for range x.Events() {
+		}
+		close(done)
+	}()
+	peer, err := x.AddPeer(c.t.Context(), agent.PeerInfo{Offers: p.ranks[0].agent.Offers()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return x, peer.ID, func() {
+		c.t.Helper()
+		if err := x.Close(); err != nil {
+			c.t.Fatal(err)
+		}
+		<-done
+	}
+}
+
 func (c *cluster) close() {
 	for _, e := range c.engines {
 		e.close()

@@ -287,26 +287,13 @@ func TestMuteDDelaysNobody(t *testing.T) {
 		d := cl.engine("D", options{role: connector.Consumer})
 		mute := cl.net.listen("mute:5600") // accepts nobody: a dial waits
 		defer mute.Close()
-		x, err := cl.fabric.Agent("mute")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() {
-			for range x.Events() {
-			}
-			close(done)
-		}()
-		to, err := x.AddPeer(t.Context(), agent.PeerInfo{Offers: p.ranks[0].agent.Offers()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x, to, end := cl.outsider("mute", p)
 		msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: "cmpl-m-0-dddddddd", DecodeEngineID: "M", DecodeHost: "mute",
 			DecodePort: 5600, DecodeTPSize: 1, LocalBlockIDs: legD.wireBlocks()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := x.Notify(to.ID, msg); err != nil {
+		if err := x.Notify(to, msg); err != nil {
 			t.Fatal(err)
 		}
 		other := legP
@@ -326,10 +313,7 @@ func TestMuteDDelaysNobody(t *testing.T) {
 		if o := p.outcome(other.id, time.Minute); o.Err == nil {
 			t.Errorf("P: %+v", o)
 		}
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
-		<-done
+		end()
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvferry/kvferry/agent"
 	"github.com/kvferry/kvferry/connector"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/wire"
@@ -89,20 +88,7 @@ func TestLeaseEndsDuringWrite(t *testing.T) {
 // hand-offs of another D are not touched.
 func TestOrphanRegistrationsAreBounded(t *testing.T) {
 	bubble(t, millisecond, options{timeout: time.Minute}, options{timeout: time.Minute}, func(t *testing.T, p, d *engine) {
-		x, err := p.c.fabric.Agent("orphans")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() {
-			for range x.Events() {
-			}
-			close(done)
-		}()
-		to, err := x.AddPeer(t.Context(), agent.PeerInfo{Offers: p.ranks[0].agent.Offers()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x, to, end := p.c.outsider("orphans", p)
 		for i := range 10000 {
 			msg, err := wire.AppendPushReg(nil, &wire.PushReg{RequestID: requestID(fmt.Sprintf("cmpl-orphan%d-0", i)), DecodeEngineID: "X",
 				DecodeHost: "x", DecodePort: 1, DecodeTPSize: 1, LocalBlockIDs: legD.wireBlocks(),
@@ -110,7 +96,7 @@ func TestOrphanRegistrationsAreBounded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := x.Notify(to.ID, msg); err != nil {
+			if err := x.Notify(to, msg); err != nil {
 				t.Fatal(err)
 			}
 			if i%500 == 499 {
@@ -132,10 +118,7 @@ func TestOrphanRegistrationsAreBounded(t *testing.T) {
 		if s.Waiting != 0 || s.WaitingBlocks != 0 {
 			t.Errorf("%d registrations with %d blocks are left", s.Waiting, s.WaitingBlocks)
 		}
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
-		<-done
+		end()
 		time.Sleep(time.Second)
 		if s := p.ranks[0].worker.Stats(); s.Senders != 1 {
 			t.Errorf("%d senders are remembered, want D alone", s.Senders)

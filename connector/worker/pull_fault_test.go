@@ -101,20 +101,7 @@ func TestMutePeersDelayNobodyInPull(t *testing.T) {
 		d := cl.engine("D", options{role: connector.Consumer, mode: kv.Pull})
 		mute := cl.net.listen("mute:5600") // accepts nobody: a dial waits
 		defer mute.Close()
-		x, err := cl.fabric.Agent("mute")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() {
-			for range x.Events() {
-			}
-			close(done)
-		}()
-		to, err := x.AddPeer(t.Context(), agent.PeerInfo{Offers: p.ranks[0].agent.Offers()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x, to, end := cl.outsider("mute", p)
 		other := legP
 		other.id = "cmpl-m-0-aaaaaaaa"
 		p.prefilled(other)
@@ -123,7 +110,7 @@ func TestMutePeersDelayNobodyInPull(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := x.Notify(to.ID, msg); err != nil {
+		if err := x.Notify(to, msg); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -158,10 +145,7 @@ func TestMutePeersDelayNobodyInPull(t *testing.T) {
 		if o := p.outcome(other.id, time.Minute); o.Err == nil {
 			t.Errorf("P, of the mute D: %+v", o)
 		}
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
-		<-done
+		end()
 	})
 }
 
