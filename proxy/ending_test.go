@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -190,6 +192,18 @@ func TestCloseDoesNotWaitForALegWithoutEnd(t *testing.T) {
 		t.Errorf("%d releases came\n%s", len(d.told), metrics)
 	}
 	r.gate.leave()
+}
+
+// TestNothingIsAskedBehindTheEnd: a request that outlives its router asks no engine for its coordinates, and is told at once.
+func TestNothingIsAskedBehindTheEnd(t *testing.T) {
+	p, d := newEngine(t, wire.PrefillLeg, goodPrefill), newEngine(t, wire.DecodeLeg, goodDecode)
+	r := newRig(t, Config{Prefill: []Target{{URL: p.URL}}, Decode: []Target{{URL: d.URL}}})
+	r.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, _, err := r.coordinates(ctx, r.pools[core.Prefill].named(p.addr())); !errors.Is(err, context.Canceled) || ctx.Err() != nil {
+		t.Errorf("it is told %v", err)
+	}
 }
 
 // TestCloseTellsNothingUnasked: an engine that has not said how it is told to let go, as a stock one, is not told.
